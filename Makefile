@@ -1,0 +1,62 @@
+# Everything that a person or CI runs. All of it happens in $(VENV); nothing is installed outside it, but for WordNet's
+# data, which is fetched into the user's cache when the machine has none.
+
+PYTHON ?= python3
+VENV ?= .venv
+# cpu or gpu: which build of faiss (docs/install.md).
+FAISS ?= cpu
+PYTEST_ARGS ?=
+
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed-$(FAISS)
+WORDNET := $(VENV)/.wordnet
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup demo test lint types imports pytest clean
+
+help: ## List the targets
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 18
+
+setup: $(INSTALLED) $(WORDNET) ## Install everything into .venv, with pinned versions, and find or fetch WordNet
+
+demo: setup ## Evaluate the released checkpoints on WordNet, train a small one, write a report
+	$(BIN)/python benchmarks/demo.py
+
+test: lint types imports pytest ## All checks: lint, types, import rules, tests
+
+lint: $(INSTALLED) ## Check style and format (ruff)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+types: $(INSTALLED) ## Check types (mypy, strict)
+	$(BIN)/mypy
+
+imports: $(INSTALLED) ## Check that imports run one way (import-linter)
+	$(BIN)/lint-imports
+
+pytest: setup ## Run the tests; PYTEST_ARGS="-k name" passes arguments on
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+clean: ## Remove .venv, caches and out/
+	rm -rf $(VENV) out build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# A change of pyproject.toml or of the constraints installs anew; so does a change of FAISS, into an empty environment,
+# because faiss-cpu and faiss-gpu own the same files. The stamp is written last, so a broken installation is repeated.
+$(INSTALLED): pyproject.toml constraints.txt
+	@command -v $(PYTHON) >/dev/null || { \
+	  echo "error: $(PYTHON) was not found; install Python 3.11 or newer, or name it: make PYTHON=/path/to/python3.11"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "error: Python 3.11 or newer is needed, but \
+	$(PYTHON) is %d.%d; name a newer one: make PYTHON=python3.11" % sys.version_info[:2])'
+	@$(PYTHON) -c 'import ensurepip, venv' || { \
+	  echo "error: $(PYTHON) cannot make virtual environments; on Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
+	@if ls $(VENV)/.installed-* >/dev/null 2>&1 && ! [ -e $@ ]; then rm -rf $(VENV); fi
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt -e ".[$(FAISS),dev]"
+	@touch $@
+
+$(WORDNET): | $(INSTALLED)
+	@$(BIN)/python -c 'from datamodules.wordnet_files import find_wordnet; print("WordNet: found in", find_wordnet())' \
+	  2>/dev/null || $(BIN)/python -m datamodules.wordnet fetch
+	@touch $@

@@ -1,0 +1,1 @@
+"""Data: records, their readers, and the data modules that recipes name (`datamodules.tasks`)."""

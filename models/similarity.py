@@ -1,0 +1,230 @@
+"""The contract that every learned similarity fulfils, and the one training loop."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
+
+import numpy as np
+import torch
+from lightning import LightningModule
+from torch import Tensor
+from torchmetrics.retrieval import RetrievalHitRate, RetrievalMRR
+from transformers import get_scheduler
+
+from datamodules.batch import Batch
+from datamodules.records import Item, Query
+from datamodules.reps import Reps, take
+from losses import Loss, SoftmaxCrossEntropy
+
+
+@dataclass
+class Optimization:
+    """AdamW and its schedule.
+
+    Attributes:
+        lr: peak learning rate.
+        weight_decay: decoupled weight decay.
+        warmup: share of all steps in which the rate rises from 0.
+        schedule: what the rate does after the warm-up.
+    """
+
+    lr: float = 2e-5
+    weight_decay: float = 0.01
+    warmup: float = 0.05
+    schedule: Literal["linear", "cosine", "constant_with_warmup"] = "linear"
+
+    def __post_init__(self) -> None:
+        if not self.lr > 0:
+            raise ValueError(f"optimization.lr must be positive, got {self.lr}")
+        if not 0 <= self.warmup <= 1:
+            raise ValueError(f"optimization.warmup is a share of all steps in [0, 1], got {self.warmup}")
+
+
+class LearnedSimilarity(LightningModule, ABC):
+    """Scores a query against an item; subclasses say how.
+
+    A representation (`Reps`) is a dict of tensors or ragged sequences that share their first dimension.
+
+    Args:
+        loss: what training minimises.
+        optimization: optimiser and schedule.
+        seed: dropout in step t depends on (seed, t, rank) alone, so that a resumed run goes on with the same bytes.
+    """
+
+    pointwise: ClassVar[bool] = True
+    """Whether a score depends on its own query and item only, so that candidates may be scored in chunks."""
+
+    is_inner_product: ClassVar[bool] = False
+    """Whether the score is <query["vector"], item["vector"]>, so that a vector index may search it."""
+
+    strict_loading = False  # training checkpoints hold what is trained; the backbone is found by name
+
+    def __init__(self, loss: Loss | None, optimization: Optimization | None, seed: int) -> None:
+        super().__init__()
+        self.loss = loss or SoftmaxCrossEntropy()
+        self.optimization = optimization or Optimization()
+        self.seed = seed
+        self.val_accuracy = RetrievalHitRate(top_k=1, empty_target_action="neg")
+        self.val_mrr = RetrievalMRR(empty_target_action="neg")
+
+    # -- the three verbs, and the tokenising before them ---------------------------------------------------------------
+
+    @abstractmethod
+    def collate_queries(self, queries: Sequence[Query]) -> Reps:
+        """Tokenises B queries: what `encode_queries` takes. Done once for each query."""
+
+    @abstractmethod
+    def collate_items(self, items: Sequence[Item]) -> Reps:
+        """Tokenises M items: what `encode_items` takes. Done once for each item."""
+
+    @abstractmethod
+    def encode_queries(self, tokens: Reps) -> Reps:
+        """Representations of B tokenised queries."""
+
+    @abstractmethod
+    def encode_items(self, tokens: Reps) -> Reps:
+        """Representations of M tokenised items; this is what a store keeps."""
+
+    @abstractmethod
+    def score(self, queries: Reps, items: Reps, candidates: Tensor | None = None) -> Tensor:
+        """Scores of candidate lists.
+
+        Args:
+            queries: representations of B queries.
+            items: representations of M items.
+            candidates: (B, K) or (1, K) rows of ``items``, -1 for no candidate; None: every item for every query.
+
+        Returns:
+            (B, K), -inf where there is no candidate.
+        """
+
+    def score_pairs(self, queries: Reps, items: Reps, query_rows: Tensor, item_rows: Tensor) -> Tensor:
+        """Scores of a flat list of pairs.
+
+        Args:
+            queries: representations of B queries.
+            items: representations of M items.
+            query_rows: (P,) rows of ``queries``.
+            item_rows: (P,) rows of ``items``.
+
+        Returns:
+            (P,).
+
+        Raises:
+            TypeError: when the similarity is not pointwise.
+        """
+        if not self.pointwise:
+            raise TypeError(
+                f"{type(self).__name__} compares the candidates of a list with each other; it cannot score single "
+                "pairs. Use it through a searcher that gives it whole candidate lists."
+            )
+        return self.score(take(queries, query_rows), items, item_rows[:, None])[:, 0]
+
+    # -- training ------------------------------------------------------------------------------------------------------
+
+    def list_scores(self, batch: Batch) -> Tensor:
+        """Scores (B, K) of a training batch."""
+        return self.score(self.encode_queries(batch.queries), self.encode_items(batch.items), batch.candidates)
+
+    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
+        """Seeds dropout by the step, so that a run that was killed continues as if it had not been."""
+        place = [self.seed, self.current_epoch, batch_idx, self.global_rank]
+        torch.manual_seed(int(np.random.SeedSequence(place).generate_state(1)[0]))
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """One step of the loss; stops at a loss that is not finite."""
+        loss: Tensor = self.loss(self.list_scores(batch), batch.targets)
+        if not torch.isfinite(loss):
+            raise FloatingPointError(
+                f"loss is {loss.item()} in epoch {self.current_epoch}, batch {batch_idx}, "
+                f"queries {', '.join(batch.query_ids)}. The last checkpoint is kept; lower optimization.lr, "
+                "clip gradients (trainer.gradient_clip_val) or look at these queries."
+            )
+        self.log("train/loss", loss, prog_bar=True, batch_size=len(batch.query_ids))
+        return loss
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        """Ranks each query's candidates: accuracy (gold first; a gold that was not retrieved is a miss) and MRR."""
+        scores = self.list_scores(batch)
+        first = self.trainer.world_size * batch_idx * scores.shape[0] + self.global_rank
+        rows = first + torch.arange(scores.shape[0], device=scores.device) * self.trainer.world_size
+        indexes = rows[:, None].expand_as(scores)[batch.targets.mask]
+        found, relevant = scores[batch.targets.mask].float(), batch.targets.labels[batch.targets.mask] > 0
+        self.val_accuracy.update(found, relevant, indexes)
+        self.val_mrr.update(found, relevant, indexes)
+        self.log("val/accuracy", self.val_accuracy, prog_bar=True, batch_size=scores.shape[0])
+        self.log("val/mrr", self.val_mrr, batch_size=scores.shape[0])
+
+    test_step = validation_step
+
+    def configure_optimizers(self) -> Any:
+        """AdamW over what is trainable, without decay on biases and norms."""
+        decay: list[torch.nn.Parameter] = []
+        rest: list[torch.nn.Parameter] = []
+        for parameter in self.parameters():
+            if parameter.requires_grad:
+                (decay if parameter.ndim > 1 else rest).append(parameter)
+        settings = self.optimization
+        optimizer = torch.optim.AdamW(
+            [{"params": decay, "weight_decay": settings.weight_decay}, {"params": rest, "weight_decay": 0.0}],
+            lr=settings.lr,
+        )
+        steps = int(self.trainer.estimated_stepping_batches)
+        scheduler = get_scheduler(settings.schedule, optimizer, int(settings.warmup * steps), steps)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    def trained_state(self) -> dict[str, Tensor]:
+        """What differs from the named backbone: every trainable parameter, by name."""
+        return {name: p.detach() for name, p in self.named_parameters() if p.requires_grad}
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keeps what is trained; the frozen backbone is found by name and hash."""
+        checkpoint["state_dict"] = self.trained_state()
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Refuses a checkpoint that holds other parameters than this model trains."""
+        expected, found = set(self.trained_state()), set(checkpoint["state_dict"])
+        if expected != found:
+            raise ValueError(
+                f"the checkpoint does not fit {type(self).__name__}: missing {sorted(expected - found)[:3]}, "
+                f"unknown {sorted(found - expected)[:3]}; was it trained with another recipe?"
+            )
+
+    # -- use -----------------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def from_pretrained(cls, checkpoint: str | Path) -> Self:
+        """Loads a released checkpoint folder, in evaluation mode. See `models.checkpoint.load`."""
+        from models.checkpoint import load
+
+        model = load(checkpoint)
+        if not isinstance(model, cls):
+            raise TypeError(f"{checkpoint} holds a {type(model).__name__}, expected a {cls.__name__}")
+        return model
+
+    @torch.inference_mode()
+    def rank(self, query: str | Query, documents: Sequence[str | Item]) -> list[tuple[int, float]]:
+        """Ranks documents for one query.
+
+        Args:
+            query: a text, or a `Query` with a mention.
+            documents: texts or `Item` records.
+
+        Returns:
+            (row of the document, score), best first.
+        """
+        queries = [Query("query", query) if isinstance(query, str) else query]
+        items = [Item(str(i), d) if isinstance(d, str) else d for i, d in enumerate(documents)]
+        reps = self.encode_queries(self.collate_queries(queries)), self.encode_items(self.collate_items(items))
+        scores = self.score(*reps)[0]
+        order = torch.argsort(scores, descending=True, stable=True).tolist()
+        return [(row, float(scores[row])) for row in order]
+
+    @classmethod
+    @abstractmethod
+    def tiny(cls) -> Self:
+        """A tiny model with random weights, for the contract tests."""

@@ -1,0 +1,164 @@
+"""Texts to token ids, once: tags around the mention, truncation, ragged storage."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from datamodules.records import Item, Query
+from datamodules.reps import Ragged, Reps
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class TokenConfig:
+    """How a query and an item become token ids (ANNCUR A.1).
+
+    Attributes:
+        query_length: most tokens of a query, [CLS] and [SEP] included; truncated around the mention.
+        item_length: most tokens of an item, [SEP] included.
+        mention_tags: tokens before and after the mention; a query without mention gets the first one before its text.
+            None: no tags, the mention is not marked.
+        item_tag: token between an item's title and its text. None: a space.
+        query_prompt: put before every query, as some backbones want it.
+        item_prompt: put before every item.
+    """
+
+    query_length: int = 128
+    item_length: int = 128
+    mention_tags: tuple[str, str] | None = ("[unused0]", "[unused1]")
+    item_tag: str | None = "[unused2]"
+    query_prompt: str = ""
+    item_prompt: str = ""
+
+    def __post_init__(self) -> None:
+        if self.query_length < 8 or self.item_length < 8:
+            raise ValueError(
+                f"query_length and item_length must be at least 8, got {self.query_length} and {self.item_length}"
+            )
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """Every tag token in use."""
+        return (*(self.mention_tags or ()), *((self.item_tag,) if self.item_tag else ()))
+
+
+class TextEncoder:
+    """Picklable collator: records to ``{"ids": Ragged, "tags": (N, 2) or (N, 1)}``.
+
+    ``tags`` holds the index of the tag tokens in each sequence (0 where the config has none).
+
+    Args:
+        tokenizer: the backbone's.
+        config: lengths, tags and prompts.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, config: TokenConfig) -> None:
+        self.tokenizer = tokenizer
+        self.config = config
+        self.truncated = 0
+        self.cls_id, self.sep_id = _special(tokenizer, "cls"), _special(tokenizer, "sep")
+        self.tag_ids = {tag: _tag_id(tokenizer, tag) for tag in config.tags}
+
+    def queries(self, queries: Sequence[Query]) -> Reps:
+        """[CLS] left [Ms] mention [Me] right [SEP], or [CLS] [Ms] text [SEP] without a mention."""
+        spans = [query.mention if self.config.mention_tags else None for query in queries]
+        prompt = self.config.query_prompt
+        # One call each: a fast tokenizer is fast on lists. A query without mention is all "right".
+        left = self._ids([prompt + (q.text[: s[0]] if s else "") for q, s in zip(queries, spans, strict=True)])
+        mention = self._ids([q.text[s[0] : s[1]] if s else "" for q, s in zip(queries, spans, strict=True)])
+        right = self._ids([q.text[s[1] :] if s else q.text for q, s in zip(queries, spans, strict=True)])
+        ids, tags = [], []
+        for parts in zip(left, mention, right, strict=True):
+            sequence, tag = self._query(*parts)
+            ids.append(sequence)
+            tags.append(tag)
+        return {"ids": Ragged.of(ids), "tags": torch.tensor(tags, dtype=torch.int64).view(-1, 2)}
+
+    def items(self, items: Sequence[Item], cls: bool) -> Reps:
+        """title [ENT] text [SEP], with its own [CLS] in front if ``cls``."""
+        prompt, tag = self.config.item_prompt, self.config.item_tag
+        start = [self.cls_id] if cls else []
+        if tag is None:
+            titles: list[list[int]] = [[] for _ in items]
+            texts = self._ids([prompt + f"{item.title} {item.text}".strip() for item in items])
+            middle: list[int] = []
+        else:
+            titles = self._ids([prompt + item.title for item in items])
+            texts = self._ids([item.text for item in items])
+            middle = [self.tag_ids[tag]]
+        room = self.config.item_length - len(start) - len(middle) - 1
+        ids, tags = [], []
+        for title, text in zip(titles, texts, strict=True):
+            title = title[: room // 2]
+            body = text[: room - len(title)]
+            self._count(len(body) < len(text))
+            ids.append([*start, *title, *middle, *body, self.sep_id])
+            tags.append(len(start) + len(title) if tag else 0)
+        return {"ids": Ragged.of(ids), "tags": torch.tensor(tags, dtype=torch.int64).view(-1, 1)}
+
+    def _ids(self, texts: list[str]) -> list[list[int]]:
+        if not texts:
+            return []
+        encoded: list[list[int]] = self.tokenizer(
+            texts, add_special_tokens=False, return_attention_mask=False, return_token_type_ids=False, verbose=False
+        )["input_ids"]
+        return encoded
+
+    def _query(self, left: list[int], mention: list[int], right: list[int]) -> tuple[list[int], tuple[int, int]]:
+        marked = self.config.mention_tags
+        if not marked:
+            room = self.config.query_length - 2
+            text = [*left, *right]
+            self._count(len(text) > room)
+            return [self.cls_id, *text[:room], self.sep_id], (0, 0)
+        opening, closing = (self.tag_ids[tag] for tag in marked)
+        if not mention:
+            room = self.config.query_length - 3
+            text = [*left, *right]
+            self._count(len(text) > room)
+            return [self.cls_id, opening, *text[:room], self.sep_id], (1, 1)
+        room = self.config.query_length - 4
+        full = len(left) + len(mention) + len(right)
+        self._count(full > room)
+        mention = mention[:room]
+        room -= len(mention)
+        # Half the room on each side; what one side does not need goes to the other.
+        before = min(len(left), max(room // 2, room - len(right)))
+        left = left[len(left) - before :]
+        right = right[: room - before]
+        start = 1 + len(left)
+        end = start + 1 + len(mention)
+        return [self.cls_id, *left, opening, *mention, closing, *right, self.sep_id], (start, end)
+
+    def _count(self, cut: bool) -> None:
+        if cut:
+            if not self.truncated:
+                log.warning(
+                    "a text is longer than the model takes (%d query, %d item tokens) and is truncated; "
+                    "further ones are counted without a warning",
+                    self.config.query_length,
+                    self.config.item_length,
+                )
+            self.truncated += 1
+
+
+def _special(tokenizer: PreTrainedTokenizerBase, kind: str) -> int:
+    token_id = getattr(tokenizer, f"{kind}_token_id")
+    if token_id is None:
+        raise ValueError(f"the backbone's tokenizer has no {kind} token; an encoder such as BERT is needed")
+    return int(token_id)
+
+
+def _tag_id(tokenizer: PreTrainedTokenizerBase, tag: str) -> int:
+    token_id = tokenizer.convert_tokens_to_ids(tag)
+    if not isinstance(token_id, int) or token_id == tokenizer.unk_token_id:
+        raise ValueError(
+            f"tag {tag!r} is not in the backbone's vocabulary; choose tokens that are (BERT: [unused0] to [unused99])"
+        )
+    return token_id

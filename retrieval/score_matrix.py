@@ -1,0 +1,146 @@
+"""Exact score matrices: built in shards, resumable at any moment, kept as one file."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from datamodules.records import Collection, DataError
+from retrieval.progress import progress
+from retrieval.scorer import Scorer
+
+
+@dataclass(frozen=True)
+class ScoreMatrix:
+    """Exact scores of some queries of a collection with all its items.
+
+    Attributes:
+        query_ids: Q ids.
+        scores: (Q, N) float32, columns in the order of the collection's items.
+        fingerprint: of the collection the scores belong to.
+        checkpoint: sha256 of the weights that made them.
+    """
+
+    query_ids: tuple[str, ...]
+    scores: NDArray[np.float32]
+    fingerprint: str
+    checkpoint: str
+
+    def save(self, path: Path) -> None:
+        """Writes one safetensors file, atomically."""
+        described = {"query_ids": list(self.query_ids), "fingerprint": self.fingerprint, "checkpoint": self.checkpoint}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        scratch = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+        save_file({"scores": np.ascontiguousarray(self.scores)}, scratch, {"matrix": json.dumps(described)})
+        os.replace(scratch, path)
+
+    @classmethod
+    def load(cls, path: Path) -> ScoreMatrix:
+        """Reads what `save` wrote.
+
+        Raises:
+            DataError: the file is missing, cut short, or no score matrix.
+        """
+        if not path.is_file():
+            raise DataError("there is no such score matrix; make it with: python evaluate.py matrix", path)
+        try:
+            with safe_open(path, framework="numpy") as file:
+                described = json.loads((file.metadata() or {})["matrix"])
+                return cls(
+                    tuple(described["query_ids"]),
+                    file.get_tensor("scores"),
+                    described["fingerprint"],
+                    described["checkpoint"],
+                )
+        except (SafetensorError, KeyError, json.JSONDecodeError) as error:
+            raise DataError(f"not a whole score matrix ({error}); make it again", path) from error
+
+    def of(self, collection: Collection) -> NDArray[np.int64]:
+        """Rows of the collection's queries that the matrix holds, in its order.
+
+        Raises:
+            DataError: the collection is another one than the scores were made with.
+        """
+        if collection.fingerprint != self.fingerprint:
+            raise DataError(
+                f"the score matrix was made with other data than {collection.name!r} as it is now "
+                f"(fingerprint {self.fingerprint[:12]}, now {collection.fingerprint[:12]}): same version and options?"
+            )
+        rows = {query.id: row for row, query in enumerate(collection.queries)}
+        return np.array([rows[name] for name in self.query_ids], dtype=np.int64)
+
+
+def build_matrix(
+    scorer: Scorer,
+    collection: Collection,
+    query_rows: NDArray[np.int64],
+    checkpoint: str,
+    folder: Path,
+    query_block: int = 8,
+    item_block: int = 2048,
+) -> ScoreMatrix:
+    """Scores every query of ``query_rows`` with every item, in shards under ``folder``.
+
+    Each shard is written under another name and then renamed, so that a run that is killed at any moment goes on where
+    it was and ends with the same bytes.
+
+    Raises:
+        DataError: ``folder`` holds shards of other data, another checkpoint or other blocks.
+    """
+    query_ids = [collection.queries[row].id for row in query_rows]
+    manifest = {
+        "query_ids": query_ids,
+        "fingerprint": collection.fingerprint,
+        "checkpoint": checkpoint,
+        "blocks": [query_block, item_block],
+    }
+    _claim(folder, manifest)
+    num_items = len(collection.items)
+    blocks = [(q, i) for q in range(0, len(query_rows), query_block) for i in range(0, num_items, item_block)]
+    for q, i in progress(blocks, f"scoring {len(query_rows):,} queries x {num_items:,} items"):
+        path = folder / f"{q:06d}-{i:09d}.npy"
+        if path.exists():
+            continue
+        rows = query_rows[q : q + query_block]
+        columns = np.arange(i, min(i + item_block, num_items))
+        shard = scorer(np.repeat(rows, len(columns)), np.tile(columns, len(rows))).reshape(len(rows), len(columns))
+        scorer.forget(rows)
+        _write_shard(path, shard)
+    scores = np.empty((len(query_rows), num_items), dtype=np.float32)
+    for q, i in blocks:
+        shard = np.load(folder / f"{q:06d}-{i:09d}.npy", allow_pickle=False)
+        scores[q : q + shard.shape[0], i : i + shard.shape[1]] = shard
+    return ScoreMatrix(tuple(query_ids), scores, collection.fingerprint, checkpoint)
+
+
+def _claim(folder: Path, manifest: dict[str, Any]) -> None:
+    path = folder / "manifest.json"
+    if path.exists():
+        found = json.loads(path.read_text())
+        differing = [key for key in manifest if found.get(key) != manifest[key]]
+        if differing:
+            raise DataError(
+                f"holds shards of another run ({', '.join(differing)} differ); choose another folder or remove it", path
+            )
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    scratch = folder / f"manifest.{os.getpid()}.tmp"
+    scratch.write_text(json.dumps(manifest))
+    os.replace(scratch, path)
+
+
+def _write_shard(path: Path, shard: NDArray[np.float32]) -> None:
+    scratch = path.with_suffix(f".{os.getpid()}.tmp")
+    with scratch.open("wb") as file:
+        np.save(file, shard)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(scratch, path)

@@ -1,0 +1,111 @@
+"""Losses against hand-made numbers and independent formulas."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from losses import InBatchCrossEntropy, MatchLoss, PairLoss, SoftmaxCrossEntropy, Targets
+from losses.ranking import in_batch_cross_entropy, match, pair, softmax_cross_entropy
+
+SCORES = torch.tensor([[2.0, 1.0, 0.0], [0.5, 0.5, 3.0]])
+ALL = torch.ones(2, 3, dtype=torch.bool)
+
+
+def test_softmax_cross_entropy_is_torchs() -> None:
+    """The plain case must be the textbook loss."""
+    labels = torch.tensor([[1.0, 0, 0], [0, 0, 1.0]])
+    expected = torch.nn.functional.cross_entropy(SCORES, torch.tensor([0, 2]))
+    torch.testing.assert_close(softmax_cross_entropy(SCORES, labels, ALL), expected)
+
+
+def test_rows_without_a_positive_count_nothing() -> None:
+    """A query whose gold was filtered out must not pull the mean towards zero."""
+    labels = torch.tensor([[1.0, 0, 0], [0, 0, 0]])
+    expected = torch.nn.functional.cross_entropy(SCORES[:1], torch.tensor([0]))
+    torch.testing.assert_close(softmax_cross_entropy(SCORES, labels, ALL), expected)
+
+
+def test_masked_candidates_change_nothing() -> None:
+    """Padding and false negatives must not enter the denominator, whatever their score."""
+    labels = torch.tensor([[1.0, 0, 0], [0, 1.0, 0]])
+    mask = torch.tensor([[True, True, False], [True, True, False]])
+    wild = SCORES.clone()
+    wild[:, 2] = torch.tensor([-math.inf, 1e4])
+    labels_full, scores_full = labels[:, :2], SCORES[:, :2]
+    for loss in (softmax_cross_entropy, in_batch_cross_entropy):
+        torch.testing.assert_close(loss(wild, labels, mask), loss(scores_full, labels_full, ALL[:, :2]))
+
+
+def test_in_batch_positives_do_not_compete() -> None:
+    """Two positives of one query: pushing one above the other is not the task."""
+    scores = torch.tensor([[3.0, 1.0, 0.0]])
+    labels = torch.tensor([[1.0, 1.0, 0.0]])
+    expected = (math.log(1 + math.exp(-3)) + math.log(1 + math.exp(-1))) / 2
+    mask = torch.ones(1, 3, dtype=torch.bool)
+    assert in_batch_cross_entropy(scores, labels, mask).item() == pytest.approx(expected)
+
+
+def test_match_is_zero_gradient_at_the_teacher() -> None:
+    """L_match must be least where the student's distribution is the teacher's, also shifted by a constant."""
+    teacher = torch.tensor([[1.0, -2.0, 0.3], [0.0, math.nan, 2.0]])
+    student = (torch.nan_to_num(teacher, nan=7.0) + 5.0).requires_grad_()
+    match(student, teacher, ALL).backward()
+    assert student.grad is not None
+    torch.testing.assert_close(student.grad, torch.zeros_like(student), atol=1e-6, rtol=0)
+
+
+def test_match_by_hand() -> None:
+    """The cross-entropy of two known distributions."""
+    value = match(torch.zeros(1, 2), torch.tensor([[0.0, math.log(3)]]), ALL[:1, :2])
+    assert value.item() == pytest.approx(math.log(2))
+    value = match(torch.tensor([[0.0, math.log(3)]]), torch.tensor([[0.0, math.log(3)]]), ALL[:1, :2])
+    assert value.item() == pytest.approx(-(0.25 * math.log(0.25) + 0.75 * math.log(0.75)))
+
+
+def test_pair_by_hand() -> None:
+    """[1, 0] against softmax of (top_j, hard_j), j by j."""
+    expected = (math.log(1 + math.exp(-2)) + math.log(1 + math.exp(1))) / 2
+    assert pair(torch.tensor([[2.0, 0.0]]), torch.tensor([[0.0, 1.0]])).item() == pytest.approx(expected)
+    with pytest.raises(ValueError, match="as many hard negatives"):
+        pair(torch.zeros(1, 2), torch.zeros(1, 3))
+
+
+def test_pair_module_splits_by_the_teacher() -> None:
+    """Teacher-scored candidates are the top items, the others the hard negatives, in order."""
+    scores = torch.tensor([[2.0, 0.0, 0.0, 1.0]])
+    teacher = torch.tensor([[5.0, 4.0, math.nan, math.nan]])
+    mask = torch.ones(1, 4, dtype=torch.bool)
+    value = PairLoss()(scores, Targets(torch.zeros(1, 4), mask, teacher))
+    torch.testing.assert_close(value, pair(scores[:, :2], scores[:, 2:]))
+    with pytest.raises(ValueError, match="as many"):
+        PairLoss()(scores, Targets(torch.zeros(1, 4), mask, torch.tensor([[5.0, 4.0, 1.0, math.nan]])))
+
+
+@pytest.mark.parametrize("module", [MatchLoss, PairLoss])
+def test_a_teacher_is_asked_for(module: type[MatchLoss]) -> None:
+    """Distillation without teacher scores must say so, not train on nothing."""
+    with pytest.raises(ValueError, match="teacher"):
+        module()(SCORES, Targets(torch.zeros(2, 3), ALL))
+
+
+@pytest.mark.parametrize("module", [SoftmaxCrossEntropy, InBatchCrossEntropy, MatchLoss, PairLoss])
+def test_temperature_is_checked(module: type[SoftmaxCrossEntropy]) -> None:
+    """A temperature of 0 divides by zero; a negative one learns the opposite."""
+    with pytest.raises(ValueError, match="positive"):
+        module(temperature=0.0)
+
+
+@given(st.lists(st.floats(-20, 20), min_size=2, max_size=8), st.floats(-50, 50))
+def test_losses_ignore_a_constant(values: list[float], shift: float) -> None:
+    """Softmax losses see differences only; the shift must not change them (overflow would)."""
+    scores = torch.tensor([values], dtype=torch.float64)
+    labels = torch.zeros_like(scores)
+    labels[0, 0] = 1
+    mask = torch.ones_like(scores, dtype=torch.bool)
+    for loss in (softmax_cross_entropy, in_batch_cross_entropy):
+        torch.testing.assert_close(loss(scores + shift, labels, mask), loss(scores, labels, mask), atol=1e-9, rtol=1e-9)

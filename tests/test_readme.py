@@ -1,0 +1,236 @@
+"""README and docs are run: Python blocks are executed, command lines meet the real parsers, links lead somewhere.
+
+A fenced block is executed when it is tagged `python` (README only) or `bash run`. A command line in a block tagged
+`bash`, or indented by four spaces, is checked without running it: its targets, files and options must exist.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import runpy
+import shlex
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from functools import lru_cache
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+README = ROOT / "README.md"
+DOCUMENTS = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+FENCE = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
+INDENTED = re.compile(r"^    (?=(?:\.venv/bin/)?(?:python3?|make|pip) )", re.MULTILINE)
+# Commands of other programs, which are taken on trust.
+TRUSTED = {"apt-get", "cd", "export", "git", "pre-commit", "ruff"}
+
+
+class Block(NamedTuple):
+    """A piece of a document, with the line in front of it."""
+
+    path: Path
+    line: int
+    info: str
+    body: str
+
+    def __str__(self) -> str:
+        return f"{self.path.name}:{self.line}"
+
+
+def blocks(path: Path) -> list[Block]:
+    """The fenced blocks of a document; an indented command line counts as a `bash` block of its own."""
+    text = path.read_text(encoding="utf-8")
+    found = [
+        Block(path, text.count("\n", 0, m.start()) + 1, m["info"].strip(), m["body"]) for m in FENCE.finditer(text)
+    ]
+    blank = FENCE.sub(lambda m: "\n" * m[0].count("\n"), text)
+    for match in INDENTED.finditer(blank):
+        line = blank.count("\n", 0, match.start())
+        found.append(Block(path, line, "bash", blank.splitlines()[line].strip() + "\n"))
+    return found
+
+
+BLOCKS = [block for path in DOCUMENTS if path.exists() for block in blocks(path)]
+PYTHON = [block for block in BLOCKS if block.path == README and block.info == "python"]
+RUN = [block for block in BLOCKS if block.info == "bash run"]
+BASH = [block for block in BLOCKS if block.info in {"bash", "bash run"}]
+
+
+def commands(body: str) -> Iterator[list[str]]:
+    """The words of each command in a shell text: no comments, no variables set in front, no redirections."""
+    for line in body.replace("\\\n", " ").splitlines():
+        lexer = shlex.shlex(line.strip().removeprefix("$ "), posix=True, punctuation_chars="&|;<>")
+        lexer.whitespace_split = True
+        words: list[str] = []
+        for word in [*lexer, ";"]:
+            if set(word) <= set("&|;"):
+                words = words[: words.index(">")] if ">" in words else words
+                while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
+                    words = words[1:]
+                if words:
+                    yield words
+                words = []
+            else:
+                words.append(word)
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that looks like the repository's root, and takes what is written."""
+    for path in ROOT.iterdir():
+        if path.name != "out" and not path.name.startswith("."):
+            (tmp_path / path.name).symlink_to(path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@lru_cache
+def _help(*words: str) -> str:
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, *words, "--help"], cwd=ROOT, env=env, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, f"{shlex.join(words)} --help fails: {done.stderr[-500:]}"
+    return done.stdout
+
+
+def _check_make(words: list[str]) -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    unknown = {word for word in words if "=" not in word and not word.startswith("-")} - targets
+    assert not unknown, f"the Makefile has no target {sorted(unknown)}; it has {sorted(targets)}"
+
+
+def _check_pip(words: list[str]) -> None:
+    extras = set(
+        tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    )
+    named = {extra for word in words for part in re.findall(r"\[(.*?)\]", word) for extra in part.split(",")}
+    assert named <= extras, f"pyproject.toml has no extra {sorted(named - extras)}"
+    for option, value in pairwise(words):
+        assert option != "-c" or (ROOT / value).is_file(), f"there is no file {value}"
+
+
+def _check_parser(script: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has the command line parsed by the script itself, which prints the configuration and stops."""
+    monkeypatch.setattr(sys, "argv", [script, *arguments, "--print_config"])
+    monkeypatch.syspath_prepend(ROOT)
+    with pytest.raises(SystemExit) as stop:
+        runpy.run_path(str(ROOT / script), run_name="__main__")
+    assert stop.value.code in (0, None), f"{script} {shlex.join(arguments)} is refused: {stop.value.code}"
+
+
+def _check_python(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for word in words:
+        if re.match(r"(configs|checkpoints|benchmarks|docs|tests)/", word):
+            assert (ROOT / word).exists(), f"there is no {word}"
+    if words[0] in {"train.py", "evaluate.py"}:
+        if "--help" not in words:
+            _check_parser(words[0], words[1:], monkeypatch)
+        return
+    if words[0] == "-c" or words[:2] == ["-m", "pytest"]:
+        return
+    start = 2 if words[0] == "-m" else 1
+    sub = [word for word in words[start : start + 1] if words[0] == "-m" and not word.startswith("-")]
+    text = _help(*words[:start], *sub)
+    unknown = [word for word in words if word.startswith("--") and word.split("=")[0] not in text]
+    assert not unknown, f"{shlex.join(words[:start])} has no option {unknown}"
+
+
+def check_command(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fails unless what a command line names exists.
+
+    Raises:
+        AssertionError: says what is unknown.
+    """
+    program, rest = words[0].removeprefix(".venv/bin/"), words[1:]
+    if program == "make":
+        _check_make(rest)
+    elif program in {"python", "python3"}:
+        if rest[:3] == ["-m", "pip", "install"]:
+            _check_pip(rest[3:])
+        elif rest[:2] != ["-m", "venv"]:
+            _check_python(rest, monkeypatch)
+    elif program == "pip":
+        _check_pip(rest)
+    else:
+        assert program in TRUSTED, f"no check knows the command {program!r}: add one, or leave it out"
+
+
+def test_readme_has_what_it_must() -> None:
+    """Prevents the other tests here from passing because README's blocks were renamed or removed."""
+    assert PYTHON, "README.md has no block tagged python"
+    words = [tuple(command[:2]) for block in BASH if block.path == README for command in commands(block.body)]
+    assert {("make", "demo"), ("make", "test"), ("python", "train.py"), ("python", "evaluate.py")} <= set(words)
+    untagged = [str(block) for block in BLOCKS if not block.info]
+    assert not untagged, f"blocks without a tag, so nobody knows whether they are to be checked: {untagged}"
+
+
+@pytest.mark.parametrize("block", PYTHON, ids=str)
+def test_python_block_runs(block: Block, here: Path) -> None:
+    """Prevents a first example that does not run, which is where a new user stops."""
+    code = compile("\n" * block.line + block.body, str(block.path), "exec")
+    exec(code, {"__name__": "__main__"})
+
+
+@pytest.mark.parametrize("block", RUN, ids=str)
+def test_bash_run_block_runs(block: Block, here: Path) -> None:
+    """Prevents commands whose options are right but which fail."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    env = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", block.body], cwd=here, env=env, capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+
+
+@pytest.mark.parametrize(
+    ("block", "words"),
+    [
+        pytest.param(block, words, id=f"{block} {shlex.join(words)[:70]}")
+        for block in BASH
+        for words in commands(block.body)
+    ],
+)
+def test_command_line_is_real(block: Block, words: list[str], here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prevents documents that name options, recipes and targets which no longer exist."""
+    check_command(words, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("make nosuch", "no target"),
+        ("pip install -e '.[nosuch]'", "no extra"),
+        ("pip install -c nosuch.txt .", "no file"),
+        ("python train.py fit --config configs/nosuch.yaml", "no configs/nosuch.yaml"),
+        ("python train.py fit --config configs/wordnet/dual_encoder.yaml --trainer.max_epoch 3", "is refused"),
+        ("python train.py fit --config configs/wordnet/dual_encoder.yaml --trainer.max_epochs three", "is refused"),
+        ("python -m datamodules.wordnet fetch --nosuch", "no option"),
+        ("python -m datamodules.nosuch", "--help fails"),
+        ("X=1 frobnicate | tee log", "no check knows the command 'frobnicate'"),
+    ],
+)
+def test_wrong_command_lines_are_seen(line: str, message: str, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prevents a check of the documents that lets everything pass."""
+    first = next(commands(line))
+    with pytest.raises(AssertionError, match=re.escape(message)):
+        check_command(first, monkeypatch)
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_somewhere(path: Path) -> None:
+    """Prevents links to pages that were renamed."""
+    targets = re.findall(r"\]\((?!https?://|#)([^)#\s]+)", path.read_text(encoding="utf-8"))
+    assert not [target for target in targets if not (path.parent / target).exists()]
+
+
+def test_index_lists_every_page() -> None:
+    """Prevents a page that nobody finds."""
+    index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    pages = {path.name for path in (ROOT / "docs").glob("*.md")} - {"README.md"}
+    assert not {page for page in pages if f"({page})" not in index}

@@ -1,0 +1,267 @@
+"""The training loop: what it learns from, what it survives."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from lightning import Callback, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+from datamodules.base import Candidates, CollectionBatches
+from datamodules.reps import num_rows
+from losses import Loss, Targets
+from models.cross_encoder import CrossEncoder
+from models.dual_encoder import DualEncoder
+from models.similarity import LearnedSimilarity, Optimization
+from retrieval.mining import MineCandidates, mine
+from tests.toy import Toy, toy_collection
+
+ROOT = Path(__file__).parents[1]
+
+
+def trainer(folder: Path, *callbacks: Callback, epochs: int = 2, **settings: Any) -> Trainer:
+    return Trainer(
+        max_epochs=epochs,
+        accelerator="cpu",
+        callbacks=[MineCandidates(depth=10), *callbacks],
+        default_root_dir=folder,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+        use_distributed_sampler=False,
+        enable_checkpointing=any(isinstance(c, ModelCheckpoint) for c in callbacks),
+        **settings,
+    )
+
+
+def fitted(model: LearnedSimilarity, folder: Path, **data: Any) -> LearnedSimilarity:
+    model.optimization = Optimization(lr=3e-3)
+    trainer(folder).fit(model, datamodule=Toy(**{"batch_size": 4, "negatives": 5, **data}))
+    return model
+
+
+@pytest.mark.parametrize("kind", [DualEncoder, CrossEncoder])
+def test_training_lowers_the_loss_and_validates(kind: type[LearnedSimilarity], tmp_path: Path) -> None:
+    """A loop that runs but does not learn (frozen weights, shuffled labels) still prints a falling progress bar."""
+    model = kind.tiny()
+    model.optimization = Optimization(lr=3e-3)
+    losses: list[float] = []
+
+    class Watch(Callback):
+        def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+            losses.append(float(trainer.callback_metrics["train/loss"]))
+
+    fit = trainer(tmp_path, Watch(), epochs=8)
+    fit.fit(model, datamodule=Toy(batch_size=4, negatives=5))
+    assert np.mean(losses[-8:]) < 0.8 * np.mean(losses[:8])
+    assert 0 < float(fit.callback_metrics["val/mrr"]) <= 1
+
+
+def test_batches_show_what_they_should(tmp_path: Path) -> None:
+    """The gold item must be in every list, negatives must not be relevant, in-batch items must serve all queries."""
+    model = CrossEncoder.tiny()
+    for in_batch in (False, True):
+        data = Toy(batch_size=4, negatives=5, hard=0.6, in_batch=in_batch)
+        fit = trainer(tmp_path)
+        fit.strategy.connect(model)
+        data.trainer = fit
+        fit.strategy._lightning_module = model
+        collections = data.collections("train")
+        mined = [Candidates(np.tile(np.arange(10), (24, 1)), np.zeros((24, 10), np.float32), np.zeros(24, np.float32))]
+        data.train_dataloader()
+        data.set_candidates("train", mined * 2)
+        batches = list(data.train_dataloader())
+        assert len(batches) == 12
+        seen = [q for batch in batches for q in batch.query_ids]
+        assert len(seen) == 48
+        for batch in batches:
+            assert batch.targets.labels.shape == (4, batch.candidates.shape[1])
+            assert (batch.targets.labels.sum(dim=1) >= 1).all()
+            assert batch.candidates.max() < num_rows(batch.items)
+            if not in_batch:
+                assert batch.targets.labels[:, 0].eq(1).all()
+                assert batch.candidates.shape == (4, 6)
+                assert all(len(set(row)) == 6 for row in batch.candidates.tolist())
+            else:
+                assert batch.candidates.shape == (1, num_rows(batch.items))
+        assert len(collections) == 2
+
+
+def test_false_negatives_are_filtered(tmp_path: Path) -> None:
+    """A mined item that scores above the gold by the margin is probably right: it must not be trained against."""
+    model = CrossEncoder.tiny()
+    data = Toy(batch_size=1, negatives=3, hard=1.0, margin=0.5)
+    fit = trainer(tmp_path)
+    data.trainer = fit
+    fit.strategy._lightning_module = model
+    scores = np.linspace(2, 0, 10, dtype=np.float32)[None].repeat(24, axis=0)
+    mined = Candidates(np.tile(np.arange(10), (24, 1)), scores, np.full(24, 1.0, np.float32))
+    data.train_dataloader()
+    data.set_candidates("train", [mined, mined])
+    lists = data._built("train", 0)
+    allowed = {item for item, score in zip(range(10), scores[0], strict=True) if score <= 1.5}
+    for row in range(24):
+        drawn = lists._list(row, np.random.default_rng(0))  # type: ignore[union-attr]
+        assert set(drawn[1:].tolist()) <= allowed - set(lists.collection.relevant(row))
+        assert drawn[0] in lists.collection.relevant(row)
+
+
+def test_batch_order_is_a_function_of_seed_and_epoch() -> None:
+    """Ranks must share the work without overlap; a resumed epoch must go on behind what was seen."""
+    whole = list(CollectionBatches([10, 7], 3, seed=1, rank=0, world_size=1))
+    assert sorted(p for b in whole for p in b) == [(0, i) for i in range(10)] + [(1, i) for i in range(7)]
+    assert all(len({c for c, _ in batch}) == 1 for batch in whole)
+    ranks = [list(CollectionBatches([10, 7], 3, 1, rank, 2)) for rank in range(2)]
+    assert len(ranks[0]) == len(ranks[1]) == 3
+    flat = [tuple(map(tuple, b)) for r in ranks for b in r]
+    assert len(set(flat)) == 6
+    resumed = CollectionBatches([10, 7], 3, 1, 0, 1)
+    resumed.start = 4
+    assert list(resumed) == whole[4:]
+    assert list(resumed) == whole
+    resumed.set_epoch(1)
+    assert list(resumed) != whole
+
+
+def test_mining_is_the_top_of_the_first_stage() -> None:
+    """Negatives from the wrong rows look hard to the eye and are random."""
+    from retrieval.dense import Dense
+
+    collection = toy_collection()
+    stage = Dense.of(DualEncoder.tiny().eval())
+    mined = mine(stage, collection, 7)
+    expected = stage.queries(np.arange(24)) @ stage.items.T
+    np.testing.assert_allclose(mined.scores, -np.sort(-expected, axis=1)[:, :7], atol=1e-5)
+    for row in range(24):
+        gold = collection.relevant(row)[0]
+        if gold in mined.items[row]:
+            assert mined.gold_scores[row] == pytest.approx(expected[row, gold], abs=1e-5)
+        else:
+            assert np.isinf(mined.gold_scores[row])
+
+
+class Exploding(Loss):
+    """NaN at the fifth call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, scores: torch.Tensor, targets: Targets) -> torch.Tensor:
+        self.calls += 1
+        return scores[torch.isfinite(scores)].mean() * (float("nan") if self.calls == 5 else 1.0)
+
+
+def test_nan_stops_names_the_batch_and_keeps_the_checkpoint(tmp_path: Path) -> None:
+    """A NaN that is stepped on ruins the weights, and every later checkpoint with them."""
+    model = CrossEncoder.tiny()
+    model.loss = Exploding()
+    keep = ModelCheckpoint(dirpath=tmp_path, filename="last", every_n_train_steps=2)
+    with pytest.raises(FloatingPointError, match=r"epoch 0, batch 4, queries q\d+"):
+        trainer(tmp_path, keep).fit(model, datamodule=Toy(batch_size=4, negatives=3))
+    kept = torch.load(tmp_path / "last.ckpt", weights_only=True)
+    assert kept["global_step"] == 4
+    assert all(torch.isfinite(value).all() for value in kept["state_dict"].values())
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from lightning import Callback
+from lightning.pytorch.callbacks import ModelCheckpoint
+from models.cross_encoder import CrossEncoder
+from models.similarity import Optimization
+from tests.test_training import trainer
+from tests.toy import Toy
+
+class Kill(Callback):
+    def on_train_batch_end(self, trainer, model, outputs, batch, batch_idx):
+        if trainer.global_step == 17:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+folder = Path(sys.argv[1])
+model = CrossEncoder.tiny()
+model.optimization = Optimization(lr=1e-3)
+keep = ModelCheckpoint(dirpath=folder, filename="resume", every_n_train_steps=5, enable_version_counter=False)
+trainer(folder, keep, Kill()).fit(model, datamodule=Toy(batch_size=4, negatives=3))
+"""
+
+
+def test_killed_training_goes_on_with_the_same_bytes(tmp_path: Path) -> None:
+    """kill -9 in the middle of an epoch: no batch seen twice or skipped, and dropout as if it had not been."""
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED, str(tmp_path / "a")], cwd=ROOT, capture_output=True, text=True
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    states = []
+    for folder, resume in (("a", tmp_path / "a" / "resume.ckpt"), ("b", None)):
+        model = CrossEncoder.tiny()
+        model.optimization = Optimization(lr=1e-3)
+        fit = trainer(tmp_path / folder)
+        fit.fit(model, datamodule=Toy(batch_size=4, negatives=3), ckpt_path=resume, weights_only=True)
+        assert fit.global_step == 24
+        states.append(model.trained_state())
+    for name, value in states[0].items():
+        assert torch.equal(value, states[1][name]), name
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
+    """Loading what fits and leaving the rest random is how a wrong start goes unseen."""
+    keep = ModelCheckpoint(dirpath=tmp_path, filename="last", every_n_train_steps=2)
+    trainer(tmp_path, keep, epochs=1).fit(DualEncoder.tiny(), datamodule=Toy(batch_size=4, negatives=3))
+    with pytest.raises(ValueError, match="does not fit CrossEncoder"):
+        trainer(tmp_path).fit(
+            CrossEncoder.tiny(), datamodule=Toy(), ckpt_path=tmp_path / "last.ckpt", weights_only=True
+        )
+
+
+def test_ddp_sees_every_query_once(tmp_path: Path) -> None:
+    """Two processes: the same weights on both, every validation query counted once."""
+    script = f"""
+import torch
+from pathlib import Path
+from models.dual_encoder import DualEncoder
+from models.similarity import Optimization
+from tests.test_training import trainer
+from tests.toy import Toy
+if __name__ == "__main__":
+    model = DualEncoder.tiny()
+    model.optimization = Optimization(lr=1e-3)
+    fit = trainer(Path({str(tmp_path)!r}), epochs=1, strategy="ddp", devices=2)
+    fit.fit(model, datamodule=Toy(batch_size=4, negatives=3))
+    total = torch.tensor(float(model.val_mrr.compute()))
+    weights = torch.cat([v.flatten() for v in model.trained_state().values()])
+    low, high = fit.strategy.reduce(weights, reduce_op="min"), fit.strategy.reduce(weights, reduce_op="max")
+    if fit.is_global_zero:
+        alone = trainer(Path({str(tmp_path)!r}) / "one")
+        alone.validate(model, datamodule=Toy(batch_size=4, negatives=3), verbose=False)
+        print("RESULT", torch.equal(low, high), fit.global_step, round(float(alone.callback_metrics["val/mrr"]), 6),
+              round(float(fit.callback_metrics["val/mrr"]), 6))
+"""
+    path = tmp_path / "ddp.py"
+    path.write_text(script)
+    environment = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    import os
+
+    done = subprocess.run(
+        [sys.executable, str(path)],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    line = next(line for line in done.stdout.splitlines() if line.startswith("RESULT"))
+    _, same, steps, alone, together = line.split()
+    assert same == "True"
+    assert steps == "6"
+    assert alone == together

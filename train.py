@@ -1,0 +1,74 @@
+"""Training: ``python train.py fit --config configs/wordnet/dual_encoder.yaml``; also ``validate`` and ``test``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from lightning import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.cli import LightningCLI
+
+import datamodules.tasks  # noqa: F401  known by class name on the command line
+from datamodules.base import RetrievalData
+from models import checkpoint
+from models.similarity import LearnedSimilarity
+
+
+class Release(Callback):
+    """Writes the best weights as a checkpoint folder when training ends.
+
+    Args:
+        folder: where; for example out/wordnet-de.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Reloads the best checkpoint, if one was chosen by a metric, and saves it."""
+        assert isinstance(pl_module, LearnedSimilarity)
+        keeper = trainer.checkpoint_callback
+        if isinstance(keeper, ModelCheckpoint) and keeper.monitor and keeper.best_model_path:
+            checkpoint.restore(pl_module, Path(keeper.best_model_path))
+        if trainer.is_global_zero:
+            checkpoint.save(pl_module, self.folder)
+
+
+class CLI(LightningCLI):
+    """Links nothing by name: the recipe composes model, data and callbacks."""
+
+    def add_arguments_to_parser(self, parser: Any) -> None:
+        """Adds the folder of the released checkpoint."""
+        parser.add_argument(
+            "--release", type=Path | None, default=None, help="write the trained model as a checkpoint folder here"
+        )
+
+    def before_fit(self) -> None:
+        """Installs the release callback."""
+        if self.config.fit.release is not None:
+            trainer: Any = self.trainer
+            trainer.callbacks.append(Release(Path(self.config.fit.release)))
+
+
+def main(args: list[str] | None = None, run: bool = True) -> CLI:
+    """Runs the command line; ``run=False`` only parses and composes."""
+    return CLI(
+        LearnedSimilarity,
+        RetrievalData,
+        subclass_mode_model=True,
+        subclass_mode_data=True,
+        seed_everything_default=0,
+        trainer_defaults={"use_distributed_sampler": False, "num_sanity_val_steps": 0},
+        save_config_kwargs={"overwrite": True},
+        args=args,
+        run=run,
+    )
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except (FloatingPointError, FileNotFoundError, TypeError, ValueError) as error:
+        sys.exit(f"error: {error}")
