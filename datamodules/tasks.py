@@ -19,20 +19,35 @@ class WordNet(RetrievalData):
         root: folder with data.noun, index.noun, ...; None: the usual places.
         world: lexicographer file that is the test split, for example noun.artifact; None: the four test worlds.
         titles: show an item's lemmas; without them only the meaning helps, which is the harder task.
+        train_worlds: the worlds of the train split.
+        dev_worlds: the worlds of the dev split.
         **kwargs: see `RetrievalData`.
     """
 
-    def __init__(self, root: str | None = None, world: str | None = None, titles: bool = True, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        root: str | None = None,
+        world: str | None = None,
+        titles: bool = True,
+        train_worlds: tuple[str, ...] = TRAIN_WORLDS,
+        dev_worlds: tuple[str, ...] = DEV_WORLDS,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs)
         self.root = root
         self.world = world
         self.titles = titles
+        self.train_worlds = train_worlds
+        self.dev_worlds = dev_worlds
 
     def read(self, split: Split) -> list[Collection]:
         """The worlds of a split; train, dev and test worlds are disjoint."""
-        names = {"train": TRAIN_WORLDS, "dev": DEV_WORLDS, "test": TEST_WORLDS}[split]
+        names = {"train": self.train_worlds, "dev": self.dev_worlds, "test": TEST_WORLDS}[split]
         if self.world is not None and split == "test":
             names = (self.world,)
+        held_out = set(self.train_worlds) & {*self.dev_worlds, *TEST_WORLDS}
+        if split == "train" and held_out:
+            raise ValueError(f"train_worlds holds {', '.join(sorted(held_out))}, which is for validation or testing")
         worlds = load_wordnet(find_wordnet(self.root), self.titles, only=names)
         return [worlds[name] for name in names]
 

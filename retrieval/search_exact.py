@@ -1,4 +1,4 @@
-"""Exact search, the oracle; and retrieve-and-rerank, the baseline."""
+"""Exact search, the oracle; retrieve-and-rerank, the baseline; and a first stage alone."""
 
 from __future__ import annotations
 
@@ -53,3 +53,27 @@ class Rerank(Searcher):
         with watch.step("scoring"):
             scores = self.task.scorer.score_lists(query_rows, items)
         return self.ranked(query_rows, items, scores, k, watch)
+
+
+class Retrieve(Searcher):
+    """The first stage's own ranking and scores; the similarity is never called.
+
+    Args:
+        first_stage: what retrieves.
+    """
+
+    def __init__(self, first_stage: FirstStage | None = None) -> None:
+        super().__init__()
+        self.first_stage = first_stage or BM25()
+
+    def prepare(self, watch: Stopwatch) -> None:
+        """Indexes the first stage."""
+        with watch.step("first stage"):
+            self.first_stage.index(self.task.collection)
+
+    def search(self, query_rows: Rows, k: int) -> Ranking:
+        """See `Searcher.search`; 0 calls."""
+        watch = Stopwatch()
+        with watch.step("first stage"):
+            items, scores = self.first_stage.search(query_rows, k)
+        return Ranking(items, scores, np.zeros(len(query_rows), dtype=np.int64), dict(watch.seconds))

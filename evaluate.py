@@ -1,0 +1,308 @@
+"""Evaluation: ``python evaluate.py run | compare | search | matrix``; ``--help`` explains every option."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from jsonargparse import ArgumentParser, set_parsing_settings
+from rich.console import Console
+from rich.table import Table
+
+import datamodules.tasks  # noqa: F401  data modules and searchers are known by class name on the command line
+import retrieval.axn
+import retrieval.cur  # noqa: F401
+from datamodules.base import RetrievalData
+from datamodules.records import Collection, DataError, Query
+from models.checkpoint import weights_sha256
+from models.similarity import LearnedSimilarity
+from retrieval import run_files
+from retrieval.evaluation import evaluate, similarity_scorer, split_queries
+from retrieval.metrics import topk_recall
+from retrieval.progress import plan
+from retrieval.report import Example, RunReport, write_report
+from retrieval.score_matrix import ScoreMatrix, build_matrix
+from retrieval.scorer import Scorer, Scores
+from retrieval.search_exact import Exact, Retrieve
+from retrieval.searcher import Ranking, Searcher, SearchTask
+from retrieval.significance import compare_runs
+
+METRICS = ["nDCG@10", "RR@10", "R@1", "R@10", "R@64", "R@100"]
+
+
+def run(
+    data: RetrievalData,
+    output: Path,
+    checkpoint: str | None = None,
+    search: Searcher | None = None,
+    queries: int | None = None,
+    k: int = 100,
+    metrics: list[str] = METRICS,
+    exact: Path | None = None,
+    seed: int = 0,
+) -> None:
+    """Evaluates a checkpoint with a searcher on a collection.
+
+    Args:
+        data: the data; its test split must be one collection.
+        output: folder for metrics.json, run.trec, per_query.jsonl and report.html.
+        checkpoint: a checkpoint folder, or a sentence-transformers encoder by folder or name. None: no similarity, for
+            ``--search Retrieve``, which ranks by its first stage alone.
+        search: the searcher; Exact if none is given.
+        queries: evaluate a fixed random sample of so many queries; the others may serve as anchors. None: all.
+        k: results a query.
+        metrics: names as ir-measures has them.
+        exact: exact scores made by ``evaluate.py matrix``: adds Top-k-Recall, and the queries are those of the matrix.
+        seed: of the sample of queries.
+    """
+    searcher = search or Exact()
+    collection = single(data)
+    known = None if exact is None else ScoreMatrix.load(exact)
+    k = min(k, len(collection.items), getattr(searcher, "budget", k))
+    rows, anchors = split_queries(collection, queries, seed)
+    if known is not None:
+        rows = known.of(collection)
+        anchors = np.setdiff1d(np.arange(len(collection.queries)), rows)
+    start = time.perf_counter()
+    scorer = scorer_of(checkpoint, searcher, collection, len(rows))
+    encoding = time.perf_counter() - start
+    task = SearchTask(collection, scorer, rows, anchors)
+    result = evaluate(task, searcher, k, metrics, None if known is None else known.scores)
+    described = {
+        "checkpoint": {"name": checkpoint, "sha256": checkpoint and weights_sha256(checkpoint)},
+        "data": {"name": collection.name, "fingerprint": collection.fingerprint, "notes": dict(collection.notes)},
+        "searcher": {"name": type(searcher).__name__, **settings(searcher)},
+        "queries": len(rows),
+        "k": k,
+        "seed": seed,
+        **result.summary,
+        "index_seconds": {"tokens and representations": encoding, **result.summary["index_seconds"]},
+        "command": shlex.join(["python", *sys.argv]),
+        "commit": run_files.commit(),
+        "versions": run_files.versions(),
+        "threads": torch.get_num_threads(),
+    }
+    ids = [collection.queries[row].id for row in task.query_rows]
+    run_files.write_trec(output, collection, task.query_rows, result.ranking, type(searcher).__name__)
+    run_files.write_per_query(output, ids, {name: column.tolist() for name, column in result.values.items()})
+    run_files.write_metrics(output, described)
+    examples = [Example.of(collection, task.query_rows, result.ranking, place) for place in range(min(5, len(rows)))]
+    curves = {} if known is None else {type(searcher).__name__: recall_curve(result.ranking, known.scores)}
+    write_report(output / "report.html", [RunReport(output.name, described)], curves, examples)
+    show(described)
+    print(f"written: {output / 'report.html'}")
+
+
+def compare(runs: list[Path], metrics: list[str] | None = None) -> None:
+    """Compares runs on the same queries: paired randomisation test, 95 % intervals, Holm-corrected.
+
+    Args:
+        runs: output folders of ``evaluate.py run``.
+        metrics: which metrics; None: all that the runs have in common.
+    """
+    table = Table("metric", "A", "B", "mean A", "mean B", "B - A", "95 % interval", "p", "p (Holm)")
+    for row in compare_runs(runs, metrics):
+        means = [f"{mean:.4f}" for mean in row.means]
+        span = f"{row.low:+.4f} to {row.high:+.4f}"
+        table.add_row(
+            row.metric, row.first, row.second, *means, f"{row.difference:+.4f}", span, f"{row.p:.4g}", f"{row.holm:.4g}"
+        )
+    Console(width=None if sys.stdout.isatty() else 140).print(table)
+
+
+def search(
+    checkpoint: str, data: RetrievalData, query: str, search: Searcher | None = None, k: int = 10, mention: str = ""
+) -> None:
+    """Answers one query: the ranked items, calls and milliseconds.
+
+    Args:
+        checkpoint: a checkpoint folder, or a sentence-transformers encoder by folder or name.
+        data: the data; its test split must be one collection.
+        query: the query's text.
+        search: the searcher; Exact if none is given.
+        k: results.
+        mention: the words of the query that are the mention, if the model marks one.
+    """
+    start = query.find(mention) if mention else -1
+    if mention and start < 0:
+        raise DataError(f"the mention {mention!r} does not stand in the query {query!r}")
+    asked = Query("asked", query, (start, start + len(mention)) if mention else None)
+    found = single(data)
+    collection = Collection(
+        found.name, found.items, [asked, *found.queries], [{}, *found.judgements], found.aliases, found.notes
+    )
+    searcher = search or Exact()
+    scorer = similarity_scorer(LearnedSimilarity.from_pretrained(checkpoint), collection)
+    task = SearchTask(collection, scorer, np.array([0]), np.arange(1, len(collection.queries)))
+    searcher.index(task)
+    began = time.perf_counter()
+    ranking = searcher.search(task.query_rows, min(k, len(collection.items)))
+    spent = 1000 * (time.perf_counter() - began)
+    table = Table("", "score", "id", "item", title=query, title_justify="left")
+    for place, (row, score) in enumerate(zip(ranking.items[0], ranking.scores[0], strict=True), start=1):
+        item = collection.items[row]
+        table.add_row(str(place), f"{score:.3f}", item.id, f"{item.title}: {item.text}" if item.title else item.text)
+    Console().print(table)
+    print(f"{ranking.calls[0]} calls, {spent:.1f} ms")
+
+
+def matrix(
+    checkpoint: str,
+    data: RetrievalData,
+    output: Path,
+    queries: int | None = None,
+    seed: int = 0,
+    shards: Path | None = None,
+) -> None:
+    """Scores queries with all items exactly, resumably: the oracle for Top-k-Recall.
+
+    Args:
+        checkpoint: a checkpoint folder.
+        data: the data; its test split must be one collection.
+        output: file to write, for example out/noun.event.safetensors.
+        queries: a fixed random sample of so many queries; None: all.
+        seed: of the sample.
+        shards: folder of the finished parts; None: beside the output.
+    """
+    collection = single(data)
+    similarity = LearnedSimilarity.from_pretrained(checkpoint)
+    rows, _ = split_queries(collection, queries, seed)
+    calls = len(rows) * len(collection.items)
+    plan(
+        "plan",
+        {
+            "scores": f"{len(rows):,} queries x {len(collection.items):,} items = {calls:,} pairs",
+            "file": f"{4 * calls / 1e6:.1f} MB",
+            "time": f"about {estimated_seconds(similarity, collection, calls):,.0f} s on this machine",
+        },
+    )
+    scorer = similarity_scorer(similarity, collection)
+    folder = shards or output.with_suffix(".shards")
+    build_matrix(scorer, collection, rows, weights_sha256(checkpoint), folder).save(output)
+    print(f"written: {output}")
+
+
+def scorer_of(checkpoint: str | None, searcher: Searcher, collection: Collection, queries: int) -> Scorer:
+    """The checkpoint's scorer over the collection, after printing what the search will cost.
+
+    Raises:
+        DataError: there is no checkpoint, but the searcher needs one.
+    """
+    if checkpoint is None:
+        if not isinstance(searcher, Retrieve):
+            raise DataError(f"--search {type(searcher).__name__} needs a similarity: give --checkpoint")
+        return Scorer(lambda *_: np.empty(0), len(collection.queries), len(collection.items))  # never called
+    similarity = LearnedSimilarity.from_pretrained(checkpoint)
+    calls = queries * min(getattr(searcher, "budget", len(collection.items)), len(collection.items))
+    plan(
+        "plan",
+        {
+            "data": f"{collection.name}: {len(collection.items):,} items, {queries:,} queries",
+            "search": f"{type(searcher).__name__}, at most {calls:,} scored pairs besides indexing",
+            "time": f"about {estimated_seconds(similarity, collection, calls):,.0f} s on this machine",
+        },
+    )
+    return similarity_scorer(similarity, collection)
+
+
+def recall_curve(ranking: Ranking, exact: Scores) -> dict[int, list[tuple[float, float]]]:
+    """(items looked at, Top-k-Recall) by k: how deep in the ranking the exact neighbours stand."""
+    depths = [depth for depth in (1, 2, 5, 10, 20, 50, 100, 200, 500) if depth <= ranking.items.shape[1]]
+    return {
+        k: [(depth, float(topk_recall(ranking.items[:, :depth], exact, k).mean())) for depth in depths if depth >= k]
+        for k in (1, 10, 100)
+        if k <= depths[-1]
+    }
+
+
+def single(data: RetrievalData) -> Collection:
+    """The one collection of the test split.
+
+    Raises:
+        DataError: there are several.
+    """
+    collections = data.collections("test")
+    if len(collections) != 1:
+        names = ", ".join(collection.name for collection in collections)
+        raise DataError(f"the test split holds {names}; choose one, for example --data.world {collections[0].name}")
+    return collections[0]
+
+
+def estimated_seconds(similarity: LearnedSimilarity, collection: Collection, calls: int) -> float:
+    """Extrapolated from scoring a few pairs."""
+    few = min(64, len(collection.items)), min(8, len(collection.queries))
+    with torch.inference_mode():
+        items = similarity.encode_items(similarity.collate_items(collection.items[: few[0]]))
+        queries = similarity.encode_queries(similarity.collate_queries(collection.queries[: few[1]]))
+        scorer = Scorer.from_similarity(similarity, queries, items)
+        start = time.perf_counter()
+        scorer.score_lists(np.arange(few[1]), np.tile(np.arange(few[0]), (few[1], 1)))
+    return calls * (time.perf_counter() - start) / (few[0] * few[1])
+
+
+def settings(searcher: Searcher) -> dict[str, Any]:
+    """The searcher's plain settings and the names of its parts."""
+    return {
+        name: value if isinstance(value, (int, float, str, bool, type(None))) else type(value).__name__
+        for name, value in vars(searcher).items()
+        if name not in ("task", "index_seconds", "index_calls")
+        and not name.startswith("_")
+        and (
+            isinstance(value, (int, float, str, bool, type(None)))
+            or hasattr(value, "search")
+            or hasattr(value, "alpha")
+        )
+    }
+
+
+def show(described: dict[str, Any]) -> None:
+    """Prints the means with their intervals."""
+    table = Table("metric", "mean", "95 % interval")
+    for name, value in {**described["metrics"], **described["cost"]}.items():
+        table.add_row(name, f"{value['mean']:.4f}", f"{value['low']:.4f} to {value['high']:.4f}")
+    Console().print(table)
+
+
+def parser() -> ArgumentParser:
+    """The command line: one subcommand a function; a misspelt option is refused by name."""
+    set_parsing_settings(docstring_parse_attribute_docstrings=True)
+    described = (__doc__ or "").split("\n")[0]
+    top = ArgumentParser(prog="evaluate.py", description=described, allow_abbrev=False)
+    commands = top.add_subcommands(dest="command")
+    for function, positional in ((run, None), (compare, "runs"), (search, "query"), (matrix, None)):
+        summary = (function.__doc__ or "").split("\n")[0]
+        command = ArgumentParser(description=summary, allow_abbrev=False)
+        command.add_argument("--config", action="config", help="YAML file with these options")
+        if positional == "runs":
+            command.add_argument("runs", nargs="+", type=Path, help="output folders of evaluate.py run")
+        elif positional == "query":
+            command.add_argument("query", type=str, help="the query's text")
+        command.add_function_arguments(function, as_positional=False, skip={positional} if positional else None)
+        commands.add_subcommand(function.__name__, command, help=summary)
+    return top
+
+
+def main(args: list[str] | None = None) -> None:
+    """Runs the command line."""
+    quiet: Any = transformers.utils.logging.disable_progress_bar
+    quiet()
+    top = parser()
+    chosen = top.instantiate(top.parse_args(args))
+    options = dict(chosen[chosen.command])
+    options.pop("config")
+    commands: dict[str, Callable[..., None]] = {"run": run, "compare": compare, "search": search, "matrix": matrix}
+    commands[chosen.command](**options)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except (FloatingPointError, FileNotFoundError, TypeError, ValueError) as error:
+        sys.exit(f"error: {error}")

@@ -1,0 +1,110 @@
+"""One evaluation: a similarity, a collection and a searcher, to metrics, costs and examples."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from datamodules.records import Collection
+from models.similarity import LearnedSimilarity
+from retrieval.encode import encode_items, encode_queries
+from retrieval.metrics import accuracy, interval, ir_metrics, topk_recall
+from retrieval.progress import progress
+from retrieval.scorer import Rows, Scorer, Scores
+from retrieval.searcher import Ranking, Searcher, SearchTask
+
+BLOCK = 32  # queries searched together
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What came out of a run.
+
+    Attributes:
+        task: what was searched.
+        ranking: of the evaluated queries.
+        values: per-query values by metric.
+        summary: means with intervals, costs and seconds, ready for metrics.json.
+    """
+
+    task: SearchTask
+    ranking: Ranking
+    values: dict[str, NDArray[np.float64]]
+    summary: dict[str, Any]
+
+
+def similarity_scorer(similarity: LearnedSimilarity, collection: Collection) -> Scorer:
+    """A scorer over all queries and items of a collection, each tokenised and encoded once."""
+    queries, items = encode_queries(similarity, collection.queries), encode_items(similarity, collection.items)
+    return Scorer.from_similarity(similarity, queries, items)
+
+
+def split_queries(collection: Collection, queries: int | None, seed: int) -> tuple[Rows, Rows]:
+    """Rows of a fixed random sample of the queries, and of the others.
+
+    Raises:
+        ValueError: more queries are asked for than there are.
+    """
+    total = len(collection.queries)
+    if queries is not None and not 1 <= queries <= total:
+        raise ValueError(f"{collection.name} has {total} queries, cannot evaluate {queries} of them")
+    order = np.random.default_rng(seed).permutation(total)
+    chosen = order[: queries or total]
+    return np.sort(chosen), np.sort(order[len(chosen) :])
+
+
+def evaluate(
+    task: SearchTask,
+    searcher: Searcher,
+    k: int,
+    metrics: Sequence[str],
+    exact: Scores | None = None,
+    recalls: Sequence[int] = (1, 10, 100),
+) -> Evaluation:
+    """Indexes, searches every evaluated query and measures.
+
+    Args:
+        task: what to search.
+        searcher: how.
+        k: results a query; metrics look no deeper.
+        metrics: ir-measures' names.
+        exact: (B, N) exact scores of the evaluated queries with all items, for Top-k-Recall; None: without.
+        recalls: the k of Top-k-Recall; those above the results' number are left out.
+    """
+    searcher.index(task)
+    blocks = [task.query_rows[start : start + BLOCK] for start in range(0, len(task.query_rows), BLOCK)]
+    parts, seconds = [], []
+    for rows in progress(blocks, f"searching {len(task.query_rows):,} queries"):
+        start = time.perf_counter()
+        parts.append(searcher.search(rows, k))
+        seconds += [(time.perf_counter() - start) / len(rows)] * len(rows)
+        task.scorer.forget(rows)
+    steps: dict[str, float] = {}
+    for part in parts:
+        for name, spent in part.seconds.items():
+            steps[name] = steps.get(name, 0.0) + spent
+    items, scores, calls = (np.concatenate([getattr(p, name) for p in parts]) for name in ("items", "scores", "calls"))
+    ranking = Ranking(items, scores, calls, steps)
+    values = {"accuracy": accuracy(items[:, 0], task.collection, task.query_rows)}
+    values |= ir_metrics(items, task.collection, task.query_rows, metrics)
+    if exact is not None:
+        values |= {f"Top-{n}-Recall": topk_recall(items[:, :n], exact, n) for n in recalls if n <= items.shape[1]}
+    costs = {"calls": calls.astype(float), "milliseconds": 1000 * np.array(seconds)}
+    summary = {
+        "metrics": {name: _described(column) for name, column in values.items()},
+        "cost": {name: _described(column) for name, column in costs.items()},
+        "search_seconds": steps,
+        "index_seconds": searcher.index_seconds,
+        "index_calls": searcher.index_calls,
+    }
+    return Evaluation(task, ranking, values | costs, summary)
+
+
+def _described(values: NDArray[np.float64]) -> dict[str, float]:
+    mean, low, high = interval(values)
+    return {"mean": mean, "low": low, "high": high}

@@ -1,0 +1,161 @@
+"""The scorer counts, caches and refuses; the score matrix survives being killed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from datamodules.records import DataError
+from models.cross_encoder import CrossEncoder
+from models.dual_encoder import DualEncoder
+from models.similarity import LearnedSimilarity
+from retrieval.encode import encode_items, encode_queries
+from retrieval.score_matrix import ScoreMatrix, build_matrix
+from retrieval.scorer import Scorer
+from tests.toy import toy_collection
+
+MATRIX = np.random.default_rng(0).normal(size=(5, 9)).astype(np.float32)
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 8)), max_size=40), st.integers(1, 5))
+def test_counts_distinct_pairs(pairs: list[tuple[int, int]], parts: int) -> None:
+    """A pair asked for twice, in one call or in two, is one call of the similarity."""
+    seen: list[tuple[int, int]] = []
+
+    def function(queries: np.ndarray, items: np.ndarray) -> np.ndarray:
+        seen.extend(zip(queries.tolist(), items.tolist(), strict=True))
+        return MATRIX[queries, items]
+
+    scorer = Scorer(function, 5, 9)
+    for part in np.array_split(np.array(pairs, dtype=np.int64).reshape(-1, 2), parts):
+        np.testing.assert_array_equal(scorer(part[:, 0], part[:, 1]), MATRIX[part[:, 0], part[:, 1]])
+    assert len(seen) == len(set(seen))
+    assert set(seen) == set(pairs)
+    assert scorer.calls.tolist() == [len({i for q, i in set(pairs) if q == row}) for row in range(5)]
+
+
+def test_lists_and_forgetting() -> None:
+    """Padding is free and scores -inf; forgetting frees the scores, not the count."""
+    scorer = Scorer.from_matrix(MATRIX)
+    lists = np.array([[0, -1, 3], [2, 2, -1]])
+    scores = scorer.score_lists(np.array([1, 4]), lists)
+    assert scores[0].tolist() == [MATRIX[1, 0], -np.inf, MATRIX[1, 3]]
+    assert scores[1].tolist() == [MATRIX[4, 2], MATRIX[4, 2], -np.inf]
+    assert scorer.calls.tolist() == [0, 2, 0, 0, 1]
+    scorer.forget(np.array([1]))
+    scorer.score_lists(np.array([1]), lists[:1])
+    assert scorer.calls[1] == 4
+
+
+def test_bad_input_is_named() -> None:
+    """Negative rows would index from the end; NaN would win or lose every comparison, silently."""
+    scorer = Scorer.from_matrix(MATRIX)
+    with pytest.raises(IndexError, match="item rows run from 0 to 8, got -1 to 3"):
+        scorer(np.array([0, 0]), np.array([-1, 3]))
+    with pytest.raises(IndexError, match="query rows run from 0 to 4"):
+        scorer(np.array([5]), np.array([0]))
+    with pytest.raises(ValueError, match="one length"):
+        scorer(np.array([1, 2]), np.array([0]))
+    broken = MATRIX.copy()
+    broken[2, 3] = np.nan
+    with pytest.raises(FloatingPointError, match="query row 2 and item row 3"):
+        Scorer.from_matrix(broken)(np.array([2, 2]), np.array([1, 3]))
+
+
+@pytest.mark.parametrize("kind", [CrossEncoder, DualEncoder])
+def test_from_similarity_is_the_similarity(kind: type[LearnedSimilarity]) -> None:
+    """Splitting a call into blocks and taking rows must give each pair its own score."""
+    collection = toy_collection()
+    model = kind.tiny().eval()
+    queries, items = encode_queries(model, collection.queries), encode_items(model, collection.items)
+    scorer = Scorer.from_similarity(model, queries, items, pairs=7)
+    rng = np.random.default_rng(0)
+    q, i = rng.integers(24, size=50), rng.integers(40, size=50)
+    with torch.inference_mode():
+        expected = model.score(queries, items).numpy()[q, i]
+    np.testing.assert_allclose(scorer(q, i), expected, atol=2e-5, rtol=1e-5)
+
+
+def test_not_pointwise_is_refused() -> None:
+    """A similarity that compares candidates has no score for a pair; searching with one would be meaningless."""
+
+    class Listwise(DualEncoder):
+        pointwise = False
+
+    model = Listwise.tiny()
+    with pytest.raises(TypeError, match="no score"):
+        Scorer.from_similarity(model, {}, {})
+
+
+def test_from_callable_sees_texts() -> None:
+    """A user's own function gets (query text, title + text)."""
+    collection = toy_collection()
+    seen: list[tuple[str, str]] = []
+
+    def function(pairs: list[tuple[str, str]]) -> list[float]:
+        seen.extend(pairs)
+        return [float(len(item)) for _, item in pairs]
+
+    scorer = Scorer.from_callable(function, collection.queries, collection.items)
+    item = collection.items[3]
+    assert scorer(np.array([2]), np.array([3])).tolist() == [float(len(f"{item.title} {item.text}"))]
+    assert seen == [(collection.queries[2].text, f"{item.title} {item.text}")]
+
+
+class Killed(Exception):
+    pass
+
+
+def test_matrix_goes_on_where_it_was_killed(tmp_path: Path) -> None:
+    """A build that dies at any shard must end with the same bytes, without scoring a finished shard again."""
+    collection = toy_collection()
+    truth = np.random.default_rng(1).normal(size=(24, 40)).astype(np.float32)
+    left = 3
+
+    def dying(queries: np.ndarray, items: np.ndarray) -> np.ndarray:
+        nonlocal left
+        if not left:
+            raise Killed
+        left -= 1
+        return truth[queries, items]
+
+    rows = np.array([3, 1, 7, 20, 5])
+    settings = {"checkpoint": "abc", "query_block": 2, "item_block": 16}
+    with pytest.raises(Killed):
+        build_matrix(Scorer(dying, 24, 40), collection, rows, folder=tmp_path / "a", **settings)
+    (tmp_path / "a" / "000002-000000000.123.tmp").write_bytes(b"half a shard")
+    scorer = Scorer.from_matrix(truth)
+    resumed = build_matrix(scorer, collection, rows, folder=tmp_path / "a", **settings)
+    assert scorer.calls.sum() == 5 * 40 - (2 * 40 - 2 * 0) + 0
+    whole = build_matrix(Scorer.from_matrix(truth), collection, rows, folder=tmp_path / "b", **settings)
+    np.testing.assert_array_equal(resumed.scores, truth[rows])
+    resumed.save(tmp_path / "a.safetensors")
+    whole.save(tmp_path / "b.safetensors")
+    assert (tmp_path / "a.safetensors").read_bytes() == (tmp_path / "b.safetensors").read_bytes()
+    loaded = ScoreMatrix.load(tmp_path / "a.safetensors")
+    assert loaded.of(collection).tolist() == rows.tolist()
+
+
+def test_matrices_of_other_data_are_refused(tmp_path: Path) -> None:
+    """Scores of another world, checkpoint or version look like scores."""
+    collection, other = toy_collection(), toy_collection(seed=1)
+    scorer = Scorer.from_matrix(np.zeros((24, 40)))
+    matrix = build_matrix(scorer, collection, np.arange(3), "abc", tmp_path / "a")
+    with pytest.raises(DataError, match="checkpoint differ"):
+        build_matrix(scorer, collection, np.arange(3), "def", tmp_path / "a")
+    with pytest.raises(DataError, match="other data"):
+        matrix.of(other)
+    matrix.save(tmp_path / "m.safetensors")
+    whole = (tmp_path / "m.safetensors").read_bytes()
+    (tmp_path / "cut.safetensors").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(DataError, match=r"cut\.safetensors: not a whole score matrix"):
+        ScoreMatrix.load(tmp_path / "cut.safetensors")
+    with pytest.raises(DataError, match="no such score matrix"):
+        ScoreMatrix.load(tmp_path / "none.safetensors")
+    assert json.loads((tmp_path / "a" / "manifest.json").read_text())["checkpoint"] == "abc"

@@ -1,0 +1,248 @@
+"""Searchers against brute force, against the plain form of their algorithms, and within their budgets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from datamodules.records import Collection, Item, Query
+from retrieval.axn import AXN
+from retrieval.cur import CUR
+from retrieval.dense import Dense
+from retrieval.first_stage import Random
+from retrieval.least_squares import GrowingLeastSquares
+from retrieval.normalize import fit_normalization
+from retrieval.scorer import Scorer
+from retrieval.search_exact import Exact, Rerank
+from retrieval.searcher import Ranking, Searcher, SearchTask
+
+Floats = NDArray[np.float32]
+
+
+class Vectors(Dense):
+    """A dense first stage over given vectors."""
+
+    def __init__(self, queries: Floats, items: Floats) -> None:
+        super().__init__("given")
+        self.items, self._queries, self.num_items = items, queries, len(items)
+
+    def index(self, collection: Collection) -> None:
+        self._searched = self.ann.build(self.items)
+
+
+def task_of(matrix: Floats, evaluated: int) -> SearchTask:
+    """The first ``evaluated`` queries are searched, the others are anchors."""
+    queries, items = matrix.shape
+    collection = Collection(
+        "matrix",
+        [Item(str(i), "x") for i in range(items)],
+        [Query(str(q), "x") for q in range(queries)],
+        [{} for _ in range(queries)],
+    )
+    return SearchTask(collection, Scorer.from_matrix(matrix), np.arange(evaluated), np.arange(evaluated, queries))
+
+
+def problem(seed: int, queries: int, items: int, width: int, noise: float, copies: int = 0) -> tuple[Floats, Vectors]:
+    """A nearly low-rank score matrix and the vectors it came from; ``copies`` items repeat others."""
+    rng = np.random.default_rng(seed)
+    q, v = rng.normal(size=(queries, width)), rng.normal(size=(items, width))
+    v[rng.permutation(items)[:copies]] = v[0]
+    matrix = q @ v.T + noise * rng.normal(size=(queries, items))
+    shifted = q + 0.7 * rng.normal(size=q.shape)
+    return matrix.astype(np.float32), Vectors(shifted.astype(np.float32), v.astype(np.float32))
+
+
+def run(searcher: Searcher, task: SearchTask, k: int) -> Ranking:
+    searcher.index(task)
+    return searcher.search(task.query_rows, k)
+
+
+def searchers(vectors: Vectors, budget: int) -> list[Searcher]:
+    return [
+        Rerank(vectors, budget),
+        Rerank(Random(), budget),
+        CUR(budget, anchor_queries=12, anchor_items=budget // 2),
+        AXN(vectors, budget=budget, rounds=3),
+        AXN(vectors, first_stage=Random(), budget=budget, rounds=4, weight=0.3, normalize=True),
+    ]
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.integers(0, 99), st.integers(2, 12), st.integers(0, 10), st.integers(6, 40))
+def test_budgets_are_kept_and_rankings_are_exact(seed: int, width: int, copies: int, budget: int) -> None:
+    """An overspent budget, an item returned twice or a score that is not the similarity's own: an unfair comparison."""
+    matrix, vectors = problem(seed, 20, 40, width, 0.1, copies)
+    for searcher in searchers(vectors, budget):
+        task = task_of(matrix, 5)
+        searcher.index(task)
+        before = task.scorer.calls.copy()
+        ranking = searcher.search(task.query_rows, 5)
+        assert np.array_equal(task.scorer.calls[:5] - before[:5], np.full(5, budget))
+        assert np.array_equal(ranking.calls, np.full(5, budget))
+        for row in range(5):
+            assert len(set(ranking.items[row])) == 5
+            assert np.array_equal(ranking.scores[row], matrix[row, ranking.items[row]])
+            assert np.all(np.diff(ranking.scores[row]) <= 0)
+
+
+def test_all_equal_exact_at_full_budget() -> None:
+    """With every item scored, there is nothing left to get wrong."""
+    matrix, vectors = problem(1, 20, 40, 6, 1.0, copies=5)
+    exact = run(Exact(), task_of(matrix, 5), 40)
+    np.testing.assert_array_equal(exact.scores, -np.sort(-matrix[:5], axis=1))
+    for searcher in searchers(vectors, 40):
+        ranking = run(searcher, task_of(matrix, 5), 40)
+        np.testing.assert_array_equal(ranking.items, exact.items)
+        np.testing.assert_array_equal(ranking.scores, exact.scores)
+
+
+def test_one_round_is_rerank() -> None:
+    """AXN with R = 1 must be retrieve-and-rerank, item by item (AXN §2.2)."""
+    matrix, vectors = problem(2, 20, 60, 8, 0.5)
+    first = run(AXN(vectors, budget=13, rounds=1), task_of(matrix, 20 - 12), 13)
+    second = run(Rerank(vectors, 13), task_of(matrix, 20 - 12), 13)
+    np.testing.assert_array_equal(first.items, second.items)
+    np.testing.assert_array_equal(first.scores, second.scores)
+
+
+def plain_axn(matrix: Floats, vectors: Vectors, row: int, budget: int, rounds: int, weight: float) -> list[int]:
+    """Algorithm 1 as it is written: one query, one numpy least squares a round."""
+    sizes = [budget // rounds + (r < budget % rounds) for r in range(rounds)]
+    scored: list[int] = []
+    approximate = vectors.items.astype(np.float64) @ vectors._queries[row].astype(np.float64)
+    for size in sizes:
+        open_items = [i for i in np.argsort(-approximate, kind="stable").tolist() if i not in scored]
+        scored += open_items[:size]
+        v = vectors.items[scored].astype(np.float64)
+        u = np.linalg.lstsq(v, matrix[row, scored].astype(np.float64), rcond=1e-6)[0]
+        u = (1 - weight) * u + weight * vectors._queries[row]
+        approximate = vectors.items.astype(np.float64) @ u
+    return scored
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.4])
+@pytest.mark.parametrize(("width", "budget", "copies"), [(32, 24, 0), (8, 40, 0), (16, 30, 0), (16, 30, 12)])
+def test_batched_axn_is_algorithm_1(weight: float, width: int, budget: int, copies: int) -> None:
+    """Growing Gram matrices and batched Cholesky must choose the items that plain least squares chooses.
+
+    The cases have fewer, more, and first fewer then more equations than unknowns, and items with equal vectors.
+    """
+    matrix, vectors = problem(3, 20, 120, width, 0.3, copies)
+    task = task_of(matrix, 10)
+    searcher = AXN(vectors, budget=budget, rounds=5, weight=weight, query_batch=4)
+    run(searcher, task, 5)
+    for row in range(10):
+        mine = set(np.flatnonzero(~np.isnan(task.scorer._known[row])).tolist())
+        plain = set(plain_axn(matrix, vectors, row, budget, 5, weight))
+        if copies:
+            # Copies are equally good: which of them is taken is rounding.
+            key: Callable[[int], Any] = lambda i: vectors.items[i].tobytes()  # noqa: E731
+            assert sorted(map(key, mine)) == sorted(map(key, plain))
+        else:
+            assert mine == plain
+
+
+@given(st.integers(0, 50), st.integers(1, 8), st.integers(0, 4))
+def test_growing_least_squares(seed: int, width: int, copies: int) -> None:
+    """Every size of the growing system against numpy's minimum-norm solution, singular ones too."""
+    rng = np.random.default_rng(seed)
+    squares = GrowingLeastSquares(3, width)
+    vectors, scores = rng.normal(size=(3, 15, width)), rng.normal(size=(3, 15))
+    vectors[:, 1 : 1 + copies] = vectors[:, :1]
+    for start, stop in ((0, 2), (2, 3), (3, 9), (9, 15)):
+        squares.add(torch.from_numpy(vectors[:, start:stop]), torch.from_numpy(scores[:, start:stop]))
+        solved = squares.solve().numpy()
+        for i in range(3):
+            expected = np.linalg.lstsq(vectors[i, :stop], scores[i, :stop], rcond=1e-5)[0]
+            np.testing.assert_allclose(solved[i], expected, atol=1e-6, rtol=1e-6)
+
+
+def test_axn_beats_rerank_where_the_vectors_span_the_scores() -> None:
+    """The reason to use it: with the right item space, scored items tell about the others."""
+    matrix, vectors = problem(4, 40, 400, 8, 0.05)
+    exact = run(Exact(), task_of(matrix, 20), 10)
+    recall = []
+    for searcher in (Rerank(vectors, 40), AXN(vectors, budget=40, rounds=4)):
+        found = run(searcher, task_of(matrix, 20), 10)
+        recall.append(np.mean([len(set(a) & set(b)) for a, b in zip(found.items, exact.items, strict=True)]) / 10)
+    assert recall[1] > recall[0] + 0.1
+
+
+def test_pool_restricts_the_search() -> None:
+    """With a pool, no item outside the first stage's top may be scored."""
+    matrix, vectors = problem(5, 20, 80, 6, 0.3)
+    task = task_of(matrix, 4)
+    run(AXN(vectors, budget=12, rounds=3, pool=20), task, 3)
+    allowed, _ = vectors.search(np.arange(4), 20)
+    for row in range(4):
+        assert set(np.flatnonzero(~np.isnan(task.scorer._known[row]))) <= set(allowed[row])
+
+
+def test_cur_recovers_a_low_rank_matrix() -> None:
+    """On a matrix of rank 4, CUR's approximation is exact: its top items must be the true ones, with few calls."""
+    matrix, _ = problem(6, 40, 200, 4, 0.0)
+    task = task_of(matrix, 20)
+    found = run(CUR(20, anchor_queries=15, anchor_items=10, rcond=1e-4), task, 10)
+    exact = run(Exact(), task_of(matrix, 20), 10)
+    np.testing.assert_array_equal(found.items, exact.items)
+    assert task.scorer.calls[20:].sum() == 15 * 200
+
+
+def test_cur_by_hand() -> None:
+    """E_I = pinv(C_anc) R_anc and e_q E_I on numbers that can be followed with a pencil."""
+    matrix = np.array([[3, 2, 1, 0], [1, 0, 5, 2], [2, 0, 10, 4]], dtype=np.float32)
+    task = task_of(matrix, 1)
+    searcher = CUR(2, anchor_queries=2, anchor_items=1, seed=0)
+    searcher.index(task)
+    column = int(searcher.anchor_rows[0])
+    c, r = matrix[1:, [column]].astype(float), matrix[1:].astype(float)
+    expected = (c.T / (c**2).sum() if (c**2).sum() else np.zeros((1, 2))) @ r
+    np.testing.assert_allclose(searcher.item_embeddings, expected, atol=1e-6)
+
+
+def test_normalization_matches_mean_and_deviation() -> None:
+    """s' on the dual encoder's scale: a wrong sign or a swapped factor would leave AXN mixing apples and pears."""
+    matrix, vectors = problem(7, 30, 60, 6, 0.2)
+    task = task_of(10 * matrix + 300, 10)
+    vectors.index(task.collection)
+    fitted = fit_normalization(task, vectors, vectors)
+    items, dense = vectors.search(np.arange(10, 30), 50)
+    scores = fitted(task.scorer.score_lists(np.arange(10, 30), items))
+    assert scores.mean() == pytest.approx(dense.mean(), abs=1e-4)
+    assert scores.std() == pytest.approx(dense.std(), abs=1e-4)
+    assert fitted.beta > 0
+
+
+def test_bad_budgets_are_refused() -> None:
+    """Each impossible wish gets the reason, not a traceback from deep inside."""
+    matrix, vectors = problem(8, 10, 30, 4, 0.1)
+    task = task_of(matrix, 4)
+    with pytest.raises(ValueError, match="larger than the item set of 30"):
+        run(Rerank(vectors, 31), task, 3)
+    with pytest.raises(ValueError, match="larger than the item set of 30"):
+        run(AXN(vectors, budget=31), task, 3)
+    with pytest.raises(ValueError, match="k = 11 results need a budget of at least 11"):
+        run(Rerank(vectors, 10), task, 11)
+    with pytest.raises(ValueError, match="each of 5 rounds"):
+        AXN(vectors, budget=4, rounds=5)
+    with pytest.raises(ValueError, match=r"\[0, 1\], got 2"):
+        AXN(vectors, weight=2)
+    with pytest.raises(ValueError, match="pool of 5"):
+        AXN(vectors, budget=10, pool=5)
+    with pytest.raises(ValueError, match="leave nothing"):
+        CUR(10, anchor_items=10)
+    with pytest.raises(ValueError, match="has 6 queries that"):
+        run(CUR(10, anchor_queries=7, anchor_items=3), task, 3)
+    with pytest.raises(ValueError, match="not evaluated"):
+        run(AXN(vectors, budget=10, normalize=True), task_of(matrix, 10), 3)
+    with pytest.warns(UserWarning, match="ill-conditioned"):
+        CUR(30, anchor_queries=10, anchor_items=10)
+    with pytest.raises(ValueError, match="evaluated and anchors at once"):
+        SearchTask(task.collection, task.scorer, np.arange(4), np.arange(3, 6))
