@@ -62,6 +62,7 @@ def main(args: list[str] | None = None, run: bool = True) -> CLI:
         seed_everything_default=0,
         trainer_defaults={"use_distributed_sampler": False, "num_sanity_val_steps": 0},
         save_config_kwargs={"overwrite": True},
+        parser_kwargs={"allow_abbrev": False},
         args=args,
         run=run,
     )

@@ -1,1 +1,1 @@
-"""models."""
+"""Learned similarities: the contract in `models.similarity`, one file a system beside it."""

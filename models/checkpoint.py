@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import json
 import os
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from models.backbone import BackboneConfig, Encoder, file_sha256, resolve_backbone
-from models.similarity import LearnedSimilarity
+from models.similarity import LearnedSimilarity, plain
 from models.tokens import TokenConfig
 
 FORMAT = 1
@@ -30,16 +28,15 @@ def save(model: LearnedSimilarity, folder: str | Path, dtype: torch.dtype = torc
     """Writes config.json, model.safetensors (what differs from the backbone) and the tokenizer, in one step.
 
     Args:
-        model: a model whose hyper-parameters name its backbone.
+        model: a model whose `remember`ed arguments name its backbone.
         folder: replaced file by file; other files in it (metrics.json, README.md) stay.
         dtype: of the stored weights; float16 halves the file.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    arguments = _plain(dict(model.hparams))
-    backbone = model.hparams["backbone"]
-    sha256 = file_sha256(resolve_backbone(backbone) / "model.safetensors")
-    arguments["backbone"]["sha256"] = sha256
+    arguments = plain(model.arguments)
+    backbone = resolve_backbone(model.arguments["backbone"])
+    arguments["backbone"]["sha256"] = file_sha256(backbone / "model.safetensors")
     config = {"format": FORMAT, "class": f"{type(model).__module__}.{type(model).__qualname__}", "arguments": arguments}
     tensors = {name: value.to(dtype).contiguous().cpu() for name, value in model.trained_state().items()}
     if not tensors:
@@ -153,13 +150,6 @@ def _load_weights(model: LearnedSimilarity, path: Path) -> None:
                     f"{path}: {name} has shape {tuple(value.shape)}, expected {tuple(expected[name].shape)}"
                 )
             expected[name].copy_(value)
-
-
-def _plain(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        name: dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else value
-        for name, value in arguments.items()
-    }
 
 
 def restore(model: LearnedSimilarity, path: Path) -> None:

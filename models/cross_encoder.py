@@ -50,15 +50,13 @@ class CrossEncoder(LearnedSimilarity):
         backbone, tokens = backbone or BackboneConfig(), tokens or TokenConfig()
         if scoring == "emb" and (tokens.mention_tags is None or tokens.item_tag is None):
             raise ValueError("scoring: emb reads the states at the tags; give tokens.mention_tags and tokens.item_tag")
-        self.save_hyperparameters(
-            {
-                "backbone": backbone,
-                "tokens": tokens,
-                "scoring": scoring,
-                "layout": layout,
-                "dropout": dropout,
-                "tokens_per_batch": tokens_per_batch,
-            }
+        self.remember(
+            backbone=backbone,
+            tokens=tokens,
+            scoring=scoring,
+            layout=layout,
+            dropout=dropout,
+            tokens_per_batch=tokens_per_batch,
         )
         self.text = TextEncoder(load_tokenizer(backbone), tokens)
         self.encoder = Encoder(backbone, tuple(self.text.tag_ids.values()))

@@ -49,15 +49,13 @@ class DualEncoder(LearnedSimilarity):
     ) -> None:
         super().__init__(loss, optimization, seed)
         backbone, tokens = backbone or BackboneConfig(), tokens or TokenConfig()
-        self.save_hyperparameters(
-            {
-                "backbone": backbone,
-                "tokens": tokens,
-                "shared": shared,
-                "pooling": pooling,
-                "normalize": normalize,
-                "tokens_per_batch": tokens_per_batch,
-            }
+        self.remember(
+            backbone=backbone,
+            tokens=tokens,
+            shared=shared,
+            pooling=pooling,
+            normalize=normalize,
+            tokens_per_batch=tokens_per_batch,
         )
         self.text = TextEncoder(load_tokenizer(backbone), tokens)
         tags = tuple(self.text.tag_ids.values())

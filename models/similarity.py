@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
@@ -44,6 +44,11 @@ class Optimization:
             raise ValueError(f"optimization.warmup is a share of all steps in [0, 1], got {self.warmup}")
 
 
+def plain(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments with dataclasses turned into dicts, so that no file needs a class of ours to be read."""
+    return {name: asdict(value) if is_dataclass(value) else value for name, value in arguments.items()}  # type: ignore[arg-type]
+
+
 class LearnedSimilarity(LightningModule, ABC):
     """Scores a query against an item; subclasses say how.
 
@@ -70,6 +75,11 @@ class LearnedSimilarity(LightningModule, ABC):
         self.seed = seed
         self.val_accuracy = RetrievalHitRate(top_k=1, empty_target_action="neg")
         self.val_mrr = RetrievalMRR(empty_target_action="neg")
+
+    def remember(self, **arguments: Any) -> None:
+        """Keeps the constructor's arguments: config.json will hold them, training checkpoints too, as plain values."""
+        self.arguments = arguments
+        self.save_hyperparameters(plain(arguments))
 
     # -- the three verbs, and the tokenising before them ---------------------------------------------------------------
 

@@ -1,1 +1,1 @@
-"""retrieval."""
+"""Search and evaluation: scorer, first stages, searchers, metrics, reports."""

@@ -6,9 +6,13 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
-import faiss
 import numpy as np
 from numpy.typing import NDArray
+
+try:
+    import faiss
+except ImportError as error:
+    raise ImportError("vector indices need faiss: install the extra cpu or gpu, pip install -e .[cpu]") from error
 
 
 class IndexKind(ABC):

@@ -1,0 +1,176 @@
+"""``make demo``: the released checkpoints on WordNet, recall against calls, a small training run, one report.
+
+Writes out/demo/report.html. Fails if a live sample of scores differs from the committed score matrix.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+import train
+from datamodules.records import Collection
+from datamodules.wordnet import find_wordnet, load_wordnet
+from models.checkpoint import weights_sha256
+from models.similarity import LearnedSimilarity
+from retrieval import run_files
+from retrieval.axn import AXN
+from retrieval.cur import CUR
+from retrieval.dense import Dense
+from retrieval.evaluation import evaluate, similarity_scorer
+from retrieval.first_stage import BM25, AliasTable
+from retrieval.metrics import topk_recall
+from retrieval.report import Example, RunReport, write_report
+from retrieval.score_matrix import ScoreMatrix
+from retrieval.scorer import Rows, Scorer
+from retrieval.search_exact import Rerank, Retrieve
+from retrieval.searcher import Searcher, SearchTask
+
+OUT = Path("out/demo")
+WORLD = "noun.event"
+MATRIX = Path("checkpoints/wordnet-emb-ce/noun.event.safetensors")
+DE, EMB, CLS = "checkpoints/wordnet-de", "checkpoints/wordnet-emb-ce", "checkpoints/wordnet-cls-ce"
+METRICS = ["nDCG@10", "RR@10", "R@1", "R@64"]
+RERANKED = 40  # queries whose top 64 the cross-encoders score live
+SAMPLE = 2000  # pairs of the matrix that are scored again
+CALLS = (50, 100, 200, 500)
+TOLERANCE = 1e-3
+
+
+def say(text: str) -> None:
+    """A heading with the time so far."""
+    print(f"\n[{time.perf_counter() - START:5.0f} s] {text}", flush=True)
+
+
+def described(name: str, searcher: Searcher, task: SearchTask, summary: dict[str, Any]) -> RunReport:
+    """A run as its metrics.json would describe it."""
+    sha256 = weights_sha256(name) if Path(name).is_dir() else None
+    return RunReport(
+        f"{Path(name).name}, {type(searcher).__name__}",
+        {
+            "checkpoint": {"name": name, "sha256": sha256},
+            "data": {"name": task.collection.name, "fingerprint": task.collection.fingerprint},
+            "searcher": {"name": type(searcher).__name__},
+            "queries": len(task.query_rows),
+            "command": shlex.join(["python", *sys.argv]),
+            "commit": run_files.commit(),
+            "versions": run_files.versions(),
+            **summary,
+        },
+    )
+
+
+def checkpoints(collection: Collection, rows: Rows) -> tuple[list[RunReport], list[Example]]:
+    """The released models and their baselines on a sample of queries."""
+    dense = Dense(DE)
+    reports, examples = [], []
+    first_stages = {"BM25": BM25(), "alias table": AliasTable(by_sense=False), "most frequent sense": AliasTable()}
+    nothing = Scorer(lambda *_: np.empty(0), len(collection.queries), len(collection.items))
+    runs: list[tuple[str, Searcher, Scorer]] = [
+        (name, Retrieve(stage), nothing) for name, stage in (*first_stages.items(), (DE, dense))
+    ]
+    for name in (EMB, CLS):
+        model = LearnedSimilarity.from_pretrained(name)
+        runs.append((name, Rerank(dense, budget=64), similarity_scorer(model, collection)))
+    for name, searcher, scorer in runs:
+        task = SearchTask(collection, scorer, rows, np.empty(0, dtype=np.int64))
+        result = evaluate(task, searcher, 64, METRICS)
+        reports.append(described(name, searcher, task, result.summary))
+        mean = result.summary["metrics"]
+        print(
+            f"  {reports[-1].name:32} accuracy {mean['accuracy']['mean']:.3f}   R@64 {mean['R@64']['mean']:.3f}",
+            flush=True,
+        )
+        if name == EMB:
+            examples = [Example.of(collection, rows, result.ranking, place) for place in range(3)]
+    return reports, examples
+
+
+def rescore(collection: Collection, matrix: ScoreMatrix) -> None:
+    """Scores a random sample of the committed matrix again.
+
+    Raises:
+        ValueError: another checkpoint made the matrix, or a score differs.
+    """
+    if matrix.checkpoint != weights_sha256(EMB):
+        raise ValueError(
+            f"{MATRIX} was made with other weights than {EMB} has; make it again: python evaluate.py matrix"
+        )
+    rng = np.random.default_rng()
+    places = rng.integers(len(matrix.query_ids), size=SAMPLE), rng.integers(len(collection.items), size=SAMPLE)
+    scorer = similarity_scorer(LearnedSimilarity.from_pretrained(EMB), collection)
+    live = scorer(matrix.of(collection)[places[0]], places[1])
+    difference = float(np.abs(live - matrix.scores[places]).max())
+    if not difference <= TOLERANCE:
+        raise ValueError(f"live scores differ from {MATRIX} by up to {difference:.2g}, more than {TOLERANCE}")
+    print(f"  {SAMPLE} of {matrix.scores.size:,} scores again: largest difference {difference:.1e}")
+
+
+def curves(collection: Collection, matrix: ScoreMatrix) -> dict[str, dict[int, list[tuple[float, float]]]]:
+    """Top-k-Recall against calls on the committed scores; half of its queries are anchors for CUR."""
+    rows = matrix.of(collection)
+    full = np.full((len(collection.queries), len(collection.items)), np.nan, dtype=np.float32)
+    full[rows] = matrix.scores
+    anchors, tested = rows[: len(rows) // 2], rows[len(rows) // 2 :]
+    dense = Dense(DE)
+    kinds: dict[str, Any] = {
+        "BM25, Rerank": lambda budget: Rerank(BM25(), budget),
+        "dual encoder, Rerank": lambda budget: Rerank(dense, budget),
+        "CUR": lambda budget: CUR(budget, anchor_queries=len(anchors), anchor_items=budget // 2),
+        "AXN": lambda budget: AXN(dense, budget=budget, rounds=5),
+    }
+    found: dict[str, dict[int, list[tuple[float, float]]]] = {name: {1: [], 10: [], 100: []} for name in kinds}
+    for budget in CALLS:
+        for name, make in kinds.items():
+            task = SearchTask(collection, Scorer.from_matrix(full), tested, anchors)
+            searcher: Searcher = make(budget)
+            searcher.index(task)
+            items = searcher.search(tested, min(budget, 100)).items
+            for k in (1, 10, 100):
+                if k <= budget:
+                    found[name][k].append((budget, float(topk_recall(items, full[tested], k).mean())))
+    for name, points in found.items():
+        shown = "   ".join(f"k={k}: " + " ".join(f"{recall:.2f}" for _, recall in points[k]) for k in points)
+        print(f"  {name:22} {shown}", flush=True)
+    return found
+
+
+def main() -> None:
+    """Runs everything."""
+    quiet: Any = transformers.utils.logging.disable_progress_bar
+    quiet()
+    OUT.mkdir(parents=True, exist_ok=True)
+    collection = load_wordnet(find_wordnet(), titles=False, only=[WORLD])[WORLD]
+    matrix = ScoreMatrix.load(MATRIX)
+    rows = np.sort(np.random.default_rng(0).permutation(len(collection.queries))[:RERANKED])
+    say(f"released checkpoints on {WORLD} without titles: {len(collection.items)} items, {RERANKED} queries")
+    reports, examples = checkpoints(collection, rows)
+    say("the committed score matrix, scored again in part")
+    rescore(collection, matrix)
+    say(
+        f"Top-k-Recall at {', '.join(map(str, CALLS))} calls, {len(matrix.query_ids) - len(matrix.query_ids) // 2} queries"
+    )
+    points = curves(collection, matrix)
+    say("training a small dual encoder: train.py fit --config configs/wordnet/demo.yaml")
+    train.main(["fit", "--config", "configs/wordnet/demo.yaml", "--trainer.enable_progress_bar", "false"])
+    dense = Dense(OUT / "wordnet-de-small")
+    nothing = Scorer(lambda *_: np.empty(0), len(collection.queries), len(collection.items))
+    task = SearchTask(collection, nothing, rows, np.empty(0, dtype=np.int64))
+    result = evaluate(task, Retrieve(dense), 64, METRICS)
+    reports.append(described("trained here", Retrieve(dense), task, result.summary))
+    print(f"  accuracy {result.summary['metrics']['accuracy']['mean']:.3f} with the model trained here")
+    write_report(OUT / "report.html", reports, points, examples)
+    say(f"written: {OUT / 'report.html'}")
+
+
+if __name__ == "__main__":
+    START = time.perf_counter()
+    torch.set_num_threads(min(2, torch.get_num_threads()))
+    main()

@@ -1,0 +1,63 @@
+"""Every recipe is parsed by the real parser and takes a step; misspelt keys are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import train
+from datamodules.wordnet import find_wordnet
+from models.similarity import LearnedSimilarity
+
+ROOT = Path(__file__).parents[1]
+RECIPES = sorted(ROOT.glob("configs/**/*.yaml"))
+
+SMALL = """
+data.train_worlds=[noun.shape] data.dev_worlds=[noun.possession] data.batch_size=4 data.max_val_queries=8
+trainer.limit_train_batches=2 trainer.limit_val_batches=2 trainer.logger=false trainer.enable_progress_bar=false
+trainer.enable_model_summary=false
+"""
+
+
+def arguments(recipe: Path, folder: Path) -> list[str]:
+    """The recipe on a few queries, mining by BM25, writing into ``folder``."""
+    text = recipe.read_text()
+    assert "retrieval.mining.MineCandidates" in text
+    scratch = folder / recipe.name
+    checkpointed = text.replace("retrieval.dense.Dense", "retrieval.first_stage.BM25")
+    lines = [line for line in checkpointed.splitlines() if "checkpoint: checkpoints/" not in line]
+    kept = []
+    for line, following in zip(lines, [*lines[1:], ""], strict=True):
+        if line.strip() == "init_args:" and len(following) - len(following.lstrip()) <= len(line) - len(line.lstrip()):
+            continue  # it held the checkpoint only
+        kept.append(line.replace("out/", f"{folder}/out/"))
+    scratch.write_text("\n".join(kept) + "\n")
+    return ["fit", "--config", str(scratch), *(f"--{setting}" for setting in SMALL.split())]
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+def test_recipe_takes_a_step_and_releases(recipe: Path, tmp_path: Path) -> None:
+    """A recipe that no longer fits the code is found by the first user otherwise."""
+    find_wordnet()
+    cli = train.main(arguments(recipe, tmp_path))
+    assert cli.trainer.global_step == 2
+    [config] = tmp_path.glob("out/**/config.json")
+    assert isinstance(LearnedSimilarity.from_pretrained(config.parent), type(cli.model))
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("--data.batch_sise=4", "batch_sise"),
+        ("--model.optimization.lrr=1", "lrr"),
+        ("--trainer.max_epoch=3", "max_epoch"),
+        ("--model.scoring=sum", "sum"),
+    ],
+)
+def test_misspelt_keys_are_refused_by_name(option: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A setting that is silently ignored ruins a week of training."""
+    recipe = ROOT / "configs" / "wordnet" / "emb_cross_encoder.yaml"
+    with pytest.raises(SystemExit):
+        train.main(["fit", "--config", str(recipe), option, "--print_config"])
+    assert message in capsys.readouterr().err
