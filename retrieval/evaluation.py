@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from datamodules.records import Collection
 from models.similarity import LearnedSimilarity
 from retrieval.encode import encode_items, encode_queries
-from retrieval.metrics import accuracy, interval, ir_metrics, topk_recall
+from retrieval.metrics import accuracy, interval, ir_metrics, retrieved, topk_recall
 from retrieval.progress import progress
 from retrieval.scorer import Rows, Scorer, Scores
 from retrieval.searcher import Ranking, Searcher, SearchTask
@@ -90,7 +90,7 @@ def evaluate(
             steps[name] = steps.get(name, 0.0) + spent
     items, scores, calls = (np.concatenate([getattr(p, name) for p in parts]) for name in ("items", "scores", "calls"))
     ranking = Ranking(items, scores, calls, steps)
-    values = {"accuracy": accuracy(items[:, 0], task.collection, task.query_rows)}
+    values = accuracies(items, task.collection, task.query_rows)
     values |= ir_metrics(items, task.collection, task.query_rows, metrics)
     if exact is not None:
         values |= {f"Top-{n}-Recall": topk_recall(items[:, :n], exact, n) for n in recalls if n <= items.shape[1]}
@@ -105,6 +105,24 @@ def evaluate(
     return Evaluation(task, ranking, values | costs, summary)
 
 
+def accuracies(items: Rows, collection: Collection, query_rows: Rows) -> dict[str, NDArray[np.float64]]:
+    """Accuracy over all queries; normalised, over those whose gold is among the results; and of ambiguous mentions.
+
+    A mention is ambiguous when the alias table lists at least two items for it. Queries that do not count are NaN.
+    """
+    hits = accuracy(items[:, 0], collection, query_rows)
+    found = {
+        "accuracy": hits,
+        "accuracy (normalised)": np.where(retrieved(items, collection, query_rows), hits, np.nan),
+    }
+    if collection.aliases:
+        aliases = [collection.queries[row].alias for row in query_rows.tolist()]
+        ambiguous = np.array([alias is not None and len(collection.aliases.get(alias, ())) > 1 for alias in aliases])
+        found["accuracy (ambiguous)"] = np.where(ambiguous, hits, np.nan)
+    return {name: column for name, column in found.items() if np.isfinite(column).any()}
+
+
 def _described(values: NDArray[np.float64]) -> dict[str, float]:
-    mean, low, high = interval(values)
-    return {"mean": mean, "low": low, "high": high}
+    known = values[np.isfinite(values)]
+    mean, low, high = interval(known)
+    return {"mean": mean, "low": low, "high": high, "queries": len(known)}

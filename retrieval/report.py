@@ -118,7 +118,7 @@ def _facts(runs: Sequence[RunReport]) -> str:
     for run in runs:
         about = run.described
         rows.append(
-            f"<dt>{escape(run.name)}</dt><dd>{escape(about['checkpoint']['name'])}, "
+            f"<dt>{escape(run.name)}</dt><dd>{escape(about['checkpoint']['name'] or 'no similarity')}, "
             f"{escape(str(about['searcher']))}<br><code>{escape(about['command'])}</code></dd>"
         )
     return f"<dl>{''.join(rows)}</dl>"

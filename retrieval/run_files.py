@@ -8,6 +8,7 @@ import platform
 import subprocess
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -51,9 +52,10 @@ def read_metrics(folder: Path) -> dict[str, Any]:
 
 
 def write_per_query(folder: Path, ids: Sequence[str], columns: Mapping[str, Sequence[float]]) -> None:
-    """per_query.jsonl: one line a query with its id and every value."""
+    """per_query.jsonl: one line a query with its id and every value; null where a query does not count."""
     lines = (
-        json.dumps({"id": name, **{key: column[i] for key, column in columns.items()}}) for i, name in enumerate(ids)
+        json.dumps({"id": name, **{key: column[i] if isfinite(column[i]) else None for key, column in columns.items()}})
+        for i, name in enumerate(ids)
     )
     write_text(folder / "per_query.jsonl", "".join(line + "\n" for line in lines))
 

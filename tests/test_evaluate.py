@@ -1,0 +1,159 @@
+"""The command line of evaluate.py, on a tiny model and a small collection in BEIR's layout."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import evaluate
+from datamodules.records import DataError
+from models import checkpoint
+from models.cross_encoder import CrossEncoder
+from models.dual_encoder import DualEncoder
+from tests.toy import toy_collection
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with data/, ce/ and de/."""
+    folder = tmp_path_factory.mktemp("world")
+    collection = toy_collection()
+    (folder / "data" / "qrels").mkdir(parents=True)
+    items = [{"_id": i.id, "title": i.title, "text": i.text} for i in collection.items]
+    queries = [{"_id": q.id, "text": q.text} for q in collection.queries]
+    for name, rows in (("corpus", items), ("queries", queries)):
+        (folder / "data" / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    lines = ["query-id\tcorpus-id\tscore"]
+    for query, judged in zip(collection.queries, collection.judgements, strict=True):
+        lines += [f"{query.id}\t{collection.items[row].id}\t{grade}" for row, grade in judged.items()]
+    (folder / "data" / "qrels" / "test.tsv").write_text("\n".join(lines) + "\n")
+    checkpoint.save(CrossEncoder.tiny(), folder / "ce")
+    checkpoint.save(DualEncoder.tiny(), folder / "de")
+    return folder
+
+
+def run(world: Path, output: str, *options: str, model: str | None = "ce") -> dict[str, Any]:
+    given = ["--checkpoint", str(world / model)] if model else []
+    data = ["--data", "BEIR", "--data.root", str(world / "data")]
+    evaluate.main(["run", *given, *data, "--output", str(world / output), "--k", "10", *options])
+    found: dict[str, Any] = json.loads((world / output / "metrics.json").read_text())
+    return found
+
+
+def test_run_writes_what_it_promises(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Figures without their data, weights, versions and command cannot be made again."""
+    found = run(world, "exact")
+    assert found["data"]["fingerprint"] and found["checkpoint"]["sha256"] and found["versions"]["torch"]
+    assert found["cost"]["calls"]["mean"] == 40
+    assert found["searcher"]["name"] == "Exact"
+    for value in found["metrics"].values():
+        assert value["low"] <= value["mean"] <= value["high"]
+    rows = [json.loads(line) for line in (world / "exact" / "per_query.jsonl").read_text().splitlines()]
+    assert len(rows) == 24
+    assert np.mean([row["nDCG@10"] for row in rows]) == pytest.approx(found["metrics"]["nDCG@10"]["mean"])
+    assert len((world / "exact" / "run.trec").read_text().splitlines()) == 240
+    assert (
+        "<mark>" in (world / "exact" / "report.html").read_text()
+        or "boat" in (world / "exact" / "report.html").read_text()
+    )
+    assert "40 items, 24 queries" in capsys.readouterr().err
+
+
+def test_matrix_compare_and_search(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The whole circle: exact scores, two searchers against them, their comparison, one query."""
+    data = ["--data", "BEIR", "--data.root", str(world / "data"), "--checkpoint", str(world / "ce")]
+    evaluate.main(["matrix", *data, "--output", str(world / "m.safetensors"), "--queries", "12"])
+    exact = ["--exact", str(world / "m.safetensors")]
+    stage = ["--search.first_stage", "BM25"]
+    rerank = run(world, "rerank", "--search", "Rerank", *stage, "--search.budget", "10", *exact)
+    embeddings = ["--search.embeddings", "retrieval.dense.Dense", "--search.embeddings.checkpoint", str(world / "de")]
+    axn = run(world, "axn", "--search", "AXN", *embeddings, "--search.budget", "10", "--search.rounds", "2", *exact)
+    assert rerank["cost"]["calls"]["mean"] == axn["cost"]["calls"]["mean"] == 10
+    assert 0 < axn["metrics"]["Top-10-Recall"]["mean"] < 1
+    assert "Top-k-Recall" in (world / "axn" / "report.html").read_text()
+    full = run(world, "full", "--search", "Rerank", *stage, "--search.budget", "40", *exact)
+    assert full["metrics"]["Top-10-Recall"]["mean"] == 1
+    capsys.readouterr()
+    evaluate.main(["compare", str(world / "rerank"), str(world / "axn"), "--metrics", "[Top-10-Recall]"])
+    assert "Holm" in capsys.readouterr().out
+    evaluate.main(["search", *data, "--k", "3", "--search", "Rerank", "--search.budget", "5", "boat river"])
+    assert "5 calls" in capsys.readouterr().out
+
+
+def test_retrieve_needs_no_checkpoint(world: Path) -> None:
+    """A baseline is a first stage alone: no calls, and no model to load."""
+    found = run(world, "bm25", "--search", "Retrieve", "--search.first_stage", "BM25", model=None)
+    assert found["cost"]["calls"]["mean"] == 0
+    assert found["metrics"]["R@10"]["mean"] > 0.5
+    with pytest.raises(DataError, match="give --checkpoint"):
+        run(world, "none", model=None)
+
+
+def command(*options: str) -> str:
+    done = subprocess.run([sys.executable, "evaluate.py", *options], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode != 0
+    return done.stderr
+
+
+def test_errors_end_in_one_line(world: Path) -> None:
+    """A user who gets a traceback for a missing folder reports a bug; one who gets the reason mends it."""
+    where = ["--checkpoint", str(world / "ce"), "--output", str(world / "bad"), "--data", "BEIR"]
+    message = command("run", *where, "--data.root", str(world / "nowhere"))
+    assert "Traceback" not in message
+    assert "nowhere" in message.splitlines()[-1]
+
+
+def test_misspelt_options_are_refused(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An option that is silently ignored makes a wrong figure."""
+    where = ["--checkpoint", str(world / "ce"), "--output", "x", "--data", "BEIR", "--data.root", str(world / "data")]
+    for options in (["--querys", "3"], ["--search", "AXM"], ["--search", "Rerank", "--search.buget", "3"]):
+        with pytest.raises(SystemExit):
+            evaluate.main(["run", *where, *options])
+        assert options[-2].removeprefix("--").rpartition(".")[2] in capsys.readouterr().err
+
+
+def damaged(world: Path, folder: Path, name: str, content: bytes) -> Path:
+    folder.mkdir()
+    for file in (world / "ce").iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    (folder / name).write_bytes(content)
+    return folder
+
+
+def test_damaged_checkpoints_are_refused(world: Path, tmp_path: Path) -> None:
+    """Truncated, of another system, a pickle in disguise, a class from elsewhere: each by name, nothing is run."""
+    whole = (world / "ce" / "model.safetensors").read_bytes()
+    config = json.loads((world / "ce" / "config.json").read_text())
+    with pytest.raises(ValueError, match="not a whole safetensors file"):
+        checkpoint.load(damaged(world, tmp_path / "cut", "model.safetensors", whole[: len(whole) // 2]))
+    torch.save({"a": torch.zeros(1)}, tmp_path / "pickle")
+    with pytest.raises(ValueError, match="not a whole safetensors file"):
+        checkpoint.load(damaged(world, tmp_path / "p", "model.safetensors", (tmp_path / "pickle").read_bytes()))
+    save_file({"other.weight": torch.zeros(2)}, tmp_path / "other")
+    with pytest.raises(ValueError, match=r"missing .*unknown \['other\.weight'\]"):
+        checkpoint.load(damaged(world, tmp_path / "o", "model.safetensors", (tmp_path / "other").read_bytes()))
+    evil = json.dumps({**config, "class": "os.system"}).encode()
+    with pytest.raises(ValueError, match=r"class 'os\.system' is not one of"):
+        checkpoint.load(damaged(world, tmp_path / "evil", "config.json", evil))
+    extra = json.dumps({**config, "arguments": {**config["arguments"], "scorring": "emb"}}).encode()
+    with pytest.raises(ValueError, match="scorring"):
+        checkpoint.load(damaged(world, tmp_path / "extra", "config.json", extra))
+    with pytest.raises(ValueError, match=r"config\.json:1: broken JSON"):
+        checkpoint.load(damaged(world, tmp_path / "json", "config.json", b"{oops"))
+    with pytest.raises(ValueError, match="another system"):
+        checkpoint.load(damaged(world, tmp_path / "bert", "config.json", b'{"model_type": "bert"}'))
+    with pytest.raises(FileNotFoundError, match="neither a folder nor"):
+        checkpoint.load(tmp_path / "nothing-here")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(FileNotFoundError, match=r"no config\.json"):
+        checkpoint.load(tmp_path / "empty")
