@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 import shlex
 import sys
 import time
@@ -16,9 +18,8 @@ from jsonargparse import ArgumentParser, set_parsing_settings
 from rich.console import Console
 from rich.table import Table
 
-import datamodules.tasks  # noqa: F401  data modules and searchers are known by class name on the command line
-import retrieval.axn
-import retrieval.cur  # noqa: F401
+import datamodules
+import retrieval
 from datamodules.base import RetrievalData
 from datamodules.records import Collection, DataError, Query
 from models.checkpoint import weights_sha256
@@ -272,6 +273,9 @@ def show(described: dict[str, Any]) -> None:
 
 def parser() -> ArgumentParser:
     """The command line: one subcommand a function; a misspelt option is refused by name."""
+    for package in (datamodules, retrieval):  # so that their classes are known by name
+        for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+            importlib.import_module(module.name)
     set_parsing_settings(docstring_parse_attribute_docstrings=True)
     described = (__doc__ or "").split("\n")[0]
     top = ArgumentParser(prog="evaluate.py", description=described, allow_abbrev=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,6 @@ from models.similarity import LearnedSimilarity, plain
 from models.tokens import TokenConfig
 
 FORMAT = 1
-
-# Class paths that a downloaded config may name; nothing else is imported.
-ALLOWED = ("models.cross_encoder.CrossEncoder", "models.dual_encoder.DualEncoder")
 
 
 def save(model: LearnedSimilarity, folder: str | Path, dtype: torch.dtype = torch.float32) -> None:
@@ -66,11 +64,7 @@ def load(checkpoint: str | Path, merge: bool = True) -> LearnedSimilarity:
     if (folder / "modules.json").is_file() or not folder.exists():
         return _sentence_transformer(str(checkpoint))
     config = read_config(folder)
-    class_path = config["class"]
-    if class_path not in ALLOWED:
-        raise ValueError(f"{folder / 'config.json'}: class {class_path!r} is not one of {', '.join(ALLOWED)}")
-    module, _, name = class_path.rpartition(".")
-    cls = getattr(importlib.import_module(module), name)
+    cls = _allowed(config["class"], folder / "config.json")
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(cls, "model", skip={"loss", "optimization"})
     try:
@@ -130,6 +124,20 @@ def read_config(folder: Path) -> dict[str, Any]:
     if config["format"] != FORMAT:
         raise ValueError(f"{path}: format {config['format']!r}, this version reads {FORMAT}")
     return config
+
+
+def _allowed(class_path: str, where: Path) -> type[LearnedSimilarity]:
+    """The class a config names: a similarity defined in a file of this package, nothing else is imported."""
+    matched = re.fullmatch(r"models\.([a-z][a-z0-9_]*)\.([A-Z][A-Za-z0-9]*)", str(class_path))
+    if matched and (Path(__file__).parent / f"{matched[1]}.py").is_file():
+        found = getattr(importlib.import_module(f"models.{matched[1]}"), matched[2], None)
+        if (
+            isinstance(found, type)
+            and issubclass(found, LearnedSimilarity)
+            and found.__module__ == f"models.{matched[1]}"
+        ):
+            return found
+    raise ValueError(f"{where}: class {class_path!r} is not a similarity of this project's models, and is not loaded")
 
 
 def _load_weights(model: LearnedSimilarity, path: Path) -> None:

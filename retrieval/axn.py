@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, Self
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -63,6 +65,11 @@ class AXN(Searcher):
         self.pool = pool
         self.normalize = normalize
         self.query_batch = query_batch
+
+    @classmethod
+    def tiny(cls, stage: Any, budget: int) -> Self:
+        """See `Searcher.tiny`."""
+        return cls(stage, budget=budget, rounds=3)
 
     def prepare(self, watch: Stopwatch) -> None:
         """Embeds items and queries, indexes the first stage, fits the normalisation."""

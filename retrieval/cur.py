@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from typing import Any, Self
 
 import numpy as np
 
@@ -51,6 +52,11 @@ class CUR(Searcher):
         self.anchor_items = anchor_items
         self.rcond = rcond
         self.seed = seed
+
+    @classmethod
+    def tiny(cls, stage: Any, budget: int) -> Self:
+        """See `Searcher.tiny`."""
+        return cls(budget, anchor_queries=8, anchor_items=budget // 2)
 
     def prepare(self, watch: Stopwatch) -> None:
         """Scores the anchor queries with all items and embeds the items.

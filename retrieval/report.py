@@ -29,7 +29,7 @@ body { font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 0 auto; p
 h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2rem; }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; font-size: .9rem; }
 th, td { padding: .3rem .7rem; border-bottom: 1px solid var(--line); text-align: right; vertical-align: top; }
-th:first-child, td:first-child, td.text { text-align: left; } td.text { min-width: 14rem; }
+th:first-child, td:first-child, .text { text-align: left; } td.text { min-width: 14rem; }
 small { opacity: .75; white-space: nowrap; } mark { background: var(--mark); color: inherit; border-radius: .2rem; }
 tr.gold td { background: var(--gold); } figure { margin: 0; background: #fff; border-radius: .5rem; }
 figure svg { width: 100%; height: auto; } code { overflow-wrap: anywhere; font-size: .85rem; }
@@ -117,9 +117,10 @@ def _facts(runs: Sequence[RunReport]) -> str:
     rows = [f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in facts.items()]
     for run in runs:
         about = run.described
+        searcher = ", ".join(f"{name} {value}" for name, value in about["searcher"].items())
         rows.append(
-            f"<dt>{escape(run.name)}</dt><dd>{escape(about['checkpoint']['name'] or 'no similarity')}, "
-            f"{escape(str(about['searcher']))}<br><code>{escape(about['command'])}</code></dd>"
+            f"<dt>{escape(run.name)}</dt><dd>{escape(about['checkpoint']['name'] or 'no similarity')}; "
+            f"{escape(searcher)}<br><code>{escape(about['command'])}</code></dd>"
         )
     return f"<dl>{''.join(rows)}</dl>"
 
@@ -150,7 +151,7 @@ def _seconds(runs: Sequence[RunReport]) -> str:
             f"<tr><td>{escape(run.name)}</td><td class=text>{'<br>'.join(steps) or '-'}</td>"
             f"<td>{about['index_calls']:,}</td></tr>"
         )
-    head = "<tr><th>run</th><th>seconds by step</th><th>calls</th></tr>"
+    head = "<tr><th>run</th><th class=text>seconds by step</th><th>calls</th></tr>"
     return f'<div class="scroll"><table>{head}{"".join(rows)}</table></div>'
 
 
@@ -186,5 +187,6 @@ def _example(example: Example) -> str:
         missed = f"<p><small>relevant, further down or not found: {wanted}</small></p>"
     return (
         f"<h3>{example.query}</h3>"
-        f'<div class="scroll"><table><tr><th></th><th>score</th><th>item</th></tr>{rows}</table></div>{missed}'
+        '<div class="scroll"><table><tr><th></th><th>score</th><th class=text>item</th></tr>'
+        f"{rows}</table></div>{missed}"
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, Self
+
 import numpy as np
 
 from retrieval.first_stage import BM25, FirstStage
@@ -11,6 +13,11 @@ from retrieval.searcher import Ranking, Searcher, Stopwatch, check_budget
 
 class Exact(Searcher):
     """Scores every item: every approximate searcher is measured against it."""
+
+    @classmethod
+    def tiny(cls, stage: Any, budget: int) -> Self:
+        """See `Searcher.tiny`; the budget is all items."""
+        return cls()
 
     def prepare(self, watch: Stopwatch) -> None:
         """Nothing to prepare."""
@@ -39,6 +46,11 @@ class Rerank(Searcher):
         self.first_stage = first_stage or BM25()
         self.budget = budget
 
+    @classmethod
+    def tiny(cls, stage: Any, budget: int) -> Self:
+        """See `Searcher.tiny`."""
+        return cls(stage, budget)
+
     def prepare(self, watch: Stopwatch) -> None:
         """Indexes the first stage."""
         with watch.step("first stage"):
@@ -62,9 +74,16 @@ class Retrieve(Searcher):
         first_stage: what retrieves.
     """
 
+    calls_similarity = False
+
     def __init__(self, first_stage: FirstStage | None = None) -> None:
         super().__init__()
         self.first_stage = first_stage or BM25()
+
+    @classmethod
+    def tiny(cls, stage: Any, budget: int) -> Self:
+        """See `Searcher.tiny`; the budget is 0."""
+        return cls(stage)
 
     def prepare(self, watch: Stopwatch) -> None:
         """Indexes the first stage."""

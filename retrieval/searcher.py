@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,9 +78,17 @@ class Searcher(ABC):
         index_calls: pairs scored by the offline work.
     """
 
+    calls_similarity: ClassVar[bool] = True
+    """Whether the ranking is by the similarity's scores."""
+
     def __init__(self) -> None:
         self.index_seconds: dict[str, float] = {}
         self.index_calls = 0
+
+    @classmethod
+    @abstractmethod
+    def tiny(cls, stage: Any, budget: int) -> Self:
+        """A searcher for the contract tests: over a `Dense` first stage, scoring ``budget`` items a query."""
 
     def index(self, task: SearchTask) -> None:
         """Offline work; must be called before `search`."""

@@ -142,9 +142,12 @@ def test_damaged_checkpoints_are_refused(world: Path, tmp_path: Path) -> None:
     save_file({"other.weight": torch.zeros(2)}, tmp_path / "other")
     with pytest.raises(ValueError, match=r"missing .*unknown \['other\.weight'\]"):
         checkpoint.load(damaged(world, tmp_path / "o", "model.safetensors", (tmp_path / "other").read_bytes()))
-    evil = json.dumps({**config, "class": "os.system"}).encode()
-    with pytest.raises(ValueError, match=r"class 'os\.system' is not one of"):
-        checkpoint.load(damaged(world, tmp_path / "evil", "config.json", evil))
+    for number, path in enumerate(
+        ("os.system", "models.checkpoint.save", "models.tiny.Path", "models.backbone.Encoder", 7)
+    ):
+        evil = json.dumps({**config, "class": path}).encode()
+        with pytest.raises(ValueError, match="is not a similarity of this project"):
+            checkpoint.load(damaged(world, tmp_path / f"evil{number}", "config.json", evil))
     extra = json.dumps({**config, "arguments": {**config["arguments"], "scorring": "emb"}}).encode()
     with pytest.raises(ValueError, match="scorring"):
         checkpoint.load(damaged(world, tmp_path / "extra", "config.json", extra))
