@@ -1,4 +1,4 @@
-"""Evaluation: ``python evaluate.py run | compare | search | matrix``; ``--help`` explains every option."""
+"""Evaluation: ``python evaluate.py run | compare | search | matrix | card``; ``--help`` explains every option."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ import datamodules
 import retrieval
 from datamodules.base import RetrievalData
 from datamodules.records import Collection, DataError, Query
-from models.checkpoint import weights_sha256
 from models.similarity import LearnedSimilarity
 from retrieval import run_files
+from retrieval.card import write_card
 from retrieval.evaluation import evaluate, similarity_scorer, split_queries
 from retrieval.metrics import topk_recall
 from retrieval.progress import plan
 from retrieval.report import Example, RunReport, write_report
 from retrieval.score_matrix import ScoreMatrix, build_matrix
 from retrieval.scorer import Scorer, Scores
-from retrieval.search_exact import Exact, Retrieve
+from retrieval.search_exact import Exact
 from retrieval.searcher import Ranking, Searcher, SearchTask
 from retrieval.significance import compare_runs
 
@@ -72,12 +72,13 @@ def run(
         rows = known.of(collection)
         anchors = np.setdiff1d(np.arange(len(collection.queries)), rows)
     start = time.perf_counter()
-    scorer = scorer_of(checkpoint, searcher, collection, len(rows))
+    similarity = None if checkpoint is None else LearnedSimilarity.from_pretrained(checkpoint)
+    scorer = scorer_of(similarity, searcher, collection, len(rows))
     encoding = time.perf_counter() - start
     task = SearchTask(collection, scorer, rows, anchors)
     result = evaluate(task, searcher, k, metrics, None if known is None else known.scores)
     described = {
-        "checkpoint": {"name": checkpoint, "sha256": checkpoint and weights_sha256(checkpoint)},
+        "checkpoint": {"name": checkpoint, "sha256": similarity and similarity.weights_sha256},
         "data": {"name": collection.name, "fingerprint": collection.fingerprint, "notes": dict(collection.notes)},
         "searcher": {"name": type(searcher).__name__, **settings(searcher)},
         "queries": len(rows),
@@ -186,21 +187,20 @@ def matrix(
     )
     scorer = similarity_scorer(similarity, collection)
     folder = shards or output.with_suffix(".shards")
-    build_matrix(scorer, collection, rows, weights_sha256(checkpoint), folder).save(output)
+    build_matrix(scorer, collection, rows, similarity.weights_sha256, folder).save(output)
     print(f"written: {output}")
 
 
-def scorer_of(checkpoint: str | None, searcher: Searcher, collection: Collection, queries: int) -> Scorer:
-    """The checkpoint's scorer over the collection, after printing what the search will cost.
+def scorer_of(similarity: LearnedSimilarity | None, searcher: Searcher, collection: Collection, queries: int) -> Scorer:
+    """The similarity's scorer over the collection, after printing what the search will cost.
 
     Raises:
-        DataError: there is no checkpoint, but the searcher needs one.
+        DataError: there is no similarity, but the searcher needs one.
     """
-    if checkpoint is None:
-        if not isinstance(searcher, Retrieve):
+    if similarity is None:
+        if searcher.calls_similarity:
             raise DataError(f"--search {type(searcher).__name__} needs a similarity: give --checkpoint")
         return Scorer(lambda *_: np.empty(0), len(collection.queries), len(collection.items))  # never called
-    similarity = LearnedSimilarity.from_pretrained(checkpoint)
     calls = queries * min(getattr(searcher, "budget", len(collection.items)), len(collection.items))
     plan(
         "plan",
@@ -223,6 +223,18 @@ def recall_curve(ranking: Ranking, exact: Scores) -> dict[int, list[tuple[float,
     }
 
 
+def card(checkpoint: Path, runs: list[Path], note: str) -> None:
+    """Writes the card (README.md) and metrics.json of a checkpoint from its evaluation runs.
+
+    Args:
+        checkpoint: a checkpoint folder.
+        runs: output folders of ``evaluate.py run`` with this checkpoint.
+        note: how it was trained and what it is not good for.
+    """
+    write_card(checkpoint, runs, note)
+    print(f"written: {checkpoint / 'README.md'}")
+
+
 def single(data: RetrievalData) -> Collection:
     """The one collection of the test split.
 
@@ -232,7 +244,7 @@ def single(data: RetrievalData) -> Collection:
     collections = data.collections("test")
     if len(collections) != 1:
         names = ", ".join(collection.name for collection in collections)
-        raise DataError(f"the test split holds {names}; choose one, for example --data.world {collections[0].name}")
+        raise DataError(f"the test split holds {names}; choose one of them, for example with --data.world noun.event")
     return collections[0]
 
 
@@ -280,7 +292,7 @@ def parser() -> ArgumentParser:
     described = (__doc__ or "").split("\n")[0]
     top = ArgumentParser(prog="evaluate.py", description=described, allow_abbrev=False)
     commands = top.add_subcommands(dest="command")
-    for function, positional in ((run, None), (compare, "runs"), (search, "query"), (matrix, None)):
+    for function, positional in ((run, None), (compare, "runs"), (search, "query"), (matrix, None), (card, None)):
         summary = (function.__doc__ or "").split("\n")[0]
         command = ArgumentParser(description=summary, allow_abbrev=False)
         command.add_argument("--config", action="config", help="YAML file with these options")
@@ -301,8 +313,8 @@ def main(args: list[str] | None = None) -> None:
     chosen = top.instantiate(top.parse_args(args))
     options = dict(chosen[chosen.command])
     options.pop("config")
-    commands: dict[str, Callable[..., None]] = {"run": run, "compare": compare, "search": search, "matrix": matrix}
-    commands[chosen.command](**options)
+    functions: list[Callable[..., None]] = [run, compare, search, matrix, card]
+    {function.__name__: function for function in functions}[chosen.command](**options)
 
 
 if __name__ == "__main__":

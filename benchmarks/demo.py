@@ -18,7 +18,6 @@ import transformers
 import train
 from datamodules.records import Collection
 from datamodules.wordnet import find_wordnet, load_wordnet
-from models.checkpoint import weights_sha256
 from models.similarity import LearnedSimilarity
 from retrieval import run_files
 from retrieval.axn import AXN
@@ -51,11 +50,10 @@ def say(text: str) -> None:
 
 def described(name: str, searcher: Searcher, task: SearchTask, summary: dict[str, Any]) -> RunReport:
     """A run as its metrics.json would describe it."""
-    sha256 = weights_sha256(name) if Path(name).is_dir() else None
     return RunReport(
         f"{Path(name).name}, {type(searcher).__name__}",
         {
-            "checkpoint": {"name": name, "sha256": sha256},
+            "checkpoint": {"name": name},
             "data": {"name": task.collection.name, "fingerprint": task.collection.fingerprint},
             "searcher": {"name": type(searcher).__name__},
             "queries": len(task.query_rows),
@@ -99,13 +97,14 @@ def rescore(collection: Collection, matrix: ScoreMatrix) -> None:
     Raises:
         ValueError: another checkpoint made the matrix, or a score differs.
     """
-    if matrix.checkpoint != weights_sha256(EMB):
+    model = LearnedSimilarity.from_pretrained(EMB)
+    if matrix.checkpoint != model.weights_sha256:
         raise ValueError(
             f"{MATRIX} was made with other weights than {EMB} has; make it again: python evaluate.py matrix"
         )
     rng = np.random.default_rng()
     places = rng.integers(len(matrix.query_ids), size=SAMPLE), rng.integers(len(collection.items), size=SAMPLE)
-    scorer = similarity_scorer(LearnedSimilarity.from_pretrained(EMB), collection)
+    scorer = similarity_scorer(model, collection)
     live = scorer(matrix.of(collection)[places[0]], places[1])
     difference = float(np.abs(live - matrix.scores[places]).max())
     if not difference <= TOLERANCE:

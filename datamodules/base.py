@@ -29,11 +29,13 @@ class Candidates:
         items: (Q, depth) rows of items.
         scores: (Q, depth) the retriever's scores.
         gold_scores: (Q,) the retriever's score of the query's best relevant item.
+        teacher: (Q, depth) a teacher's scores of the same items; None without a teacher.
     """
 
     items: NDArray[np.int64]
     scores: NDArray[np.float32]
     gold_scores: NDArray[np.float32]
+    teacher: NDArray[np.float32] | None = None
 
 
 class RetrievalData(LightningDataModule, ABC):
@@ -49,6 +51,9 @@ class RetrievalData(LightningDataModule, ABC):
         hard_depth: hard negatives are drawn from the first so many mined candidates that are not relevant.
         margin: a mined candidate that scores above the gold item by more than this is taken for a false negative and
             dropped; None keeps all.
+        distill: train on a teacher instead of labels (ANNCUR A.3): a query's list is the teacher's top so many of the
+            mined candidates, with its scores, and as many hard negatives: the retriever's top ones that are not among
+            them. For `MatchLoss` and `PairLoss`; ``negatives`` and ``hard`` do not apply.
         in_batch: every item of the batch is a candidate of every query, but never a negative of one it is relevant to.
         title_dropout: share of the training batches that show their items without titles.
         val_depth: candidates of a validation query: the first so many mined; a gold item not among them is a miss.
@@ -64,6 +69,7 @@ class RetrievalData(LightningDataModule, ABC):
         hard: float = 1.0,
         hard_depth: int = 64,
         margin: float | None = None,
+        distill: int | None = None,
         in_batch: bool = False,
         title_dropout: float = 0.0,
         val_depth: int = 64,
@@ -80,7 +86,10 @@ class RetrievalData(LightningDataModule, ABC):
         self.negatives = negatives
         self.num_hard = round(hard * negatives)
         self.hard_depth = hard_depth
+        if distill is not None and (distill < 1 or in_batch):
+            raise ValueError(f"distill must be at least 1 and excludes in_batch, got {distill} and {in_batch}")
         self.margin = margin
+        self.distill = distill
         self.in_batch = in_batch
         self.title_dropout = title_dropout
         self.val_depth = val_depth
@@ -191,7 +200,11 @@ class TrainLists:
         """The batch of these members in an epoch; depends on (seed, epoch, member) alone."""
         rows = [self.rows[m] for m in members]
         draws = [np.random.default_rng([self.data.seed, epoch, row]) for row in rows]
-        lists = [self._list(row, rng) for row, rng in zip(rows, draws, strict=True)]
+        if self.data.distill is not None:
+            lists = [self._distilled(row, self.data.distill) for row in rows]
+        else:
+            lists = [self._list(row, rng) for row, rng in zip(rows, draws, strict=True)]
+        teacher = None
         if self.data.in_batch:
             shared = np.unique(np.concatenate(lists))[None]
             chosen, candidates, columns = shared[0], torch.arange(shared.size)[None], shared.repeat(len(rows), axis=0)
@@ -205,11 +218,35 @@ class TrainLists:
             candidates = torch.from_numpy(where.reshape(columns.shape)) - int(chosen[0] == -1)
             chosen = chosen[chosen >= 0]
             labels = self._labels(rows, columns)
+            if self.data.distill is not None:
+                teacher = self._teacher(rows, columns, self.data.distill)
         without = draws[0].random() < self.data.title_dropout
         items = take(self.untitled if without else self.items, torch.from_numpy(chosen))
         queries = take(self.queries, torch.tensor(rows))
         names = [self.collection.queries[row].id for row in rows]
-        return Batch(queries, items, candidates, Targets(labels, mask), names)
+        return Batch(queries, items, candidates, Targets(labels, mask, teacher), names)
+
+    def _distilled(self, row: int, size: int) -> NDArray[np.int64]:
+        """The teacher's top ``size`` of the mined candidates, then the retriever's top ones outside them."""
+        mined, teacher = self._taught(row)
+        if len(mined) < 2 * size:
+            raise ValueError(
+                f"distill: {size} needs {2 * size} mined candidates a query, got {len(mined)}: mine deeper"
+            )
+        top = np.argsort(-teacher, kind="stable")[:size]
+        return np.concatenate([mined[top], np.delete(mined, top)[:size]])
+
+    def _teacher(self, rows: Sequence[int], columns: NDArray[np.int64], size: int) -> torch.Tensor:
+        """(B, 2 size) the teacher's scores of its top items, NaN at the hard negatives."""
+        scores = np.full(columns.shape, np.nan, dtype=np.float32)
+        for i, row in enumerate(rows):
+            scores[i, :size] = -np.sort(-self._taught(row)[1])[:size]
+        return torch.from_numpy(scores)
+
+    def _taught(self, row: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        if self.candidates is None or self.candidates.teacher is None:
+            raise ValueError("distill needs a teacher's scores: give retrieval.mining.MineCandidates a teacher")
+        return self.candidates.items[row], self.candidates.teacher[row]
 
     def _list(self, row: int, rng: np.random.Generator) -> NDArray[np.int64]:
         relevant = np.array(self.collection.relevant(row), dtype=np.int64)

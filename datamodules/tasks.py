@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,8 @@ class WordNet(RetrievalData):
         if split == "train" and held_out:
             raise ValueError(f"train_worlds holds {', '.join(sorted(held_out))}, which is for validation or testing")
         worlds = load_wordnet(find_wordnet(self.root), self.titles, only=names)
-        return [worlds[name] for name in names]
+        shown = "with titles" if self.titles else "without titles"
+        return [replace(worlds[name], name=f"WordNet {name} {shown}") for name in names]
 
 
 class ZeShEL(RetrievalData):

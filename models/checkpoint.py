@@ -73,20 +73,13 @@ def load(checkpoint: str | Path, merge: bool = True) -> LearnedSimilarity:
     except ArgumentError as error:
         raise ValueError(f"{folder / 'config.json'}: {error}") from error
     _load_weights(model, folder / "model.safetensors")
+    model.weights_sha256 = file_sha256(folder / "model.safetensors")
     model.eval()
     if merge:
         for part in model.children():
             if isinstance(part, Encoder):
                 part.merge()
     return model
-
-
-def weights_sha256(checkpoint: str | Path) -> str:
-    """sha256 of the weights that a checkpoint's name stands for."""
-    folder = Path(checkpoint)
-    if not (folder / "model.safetensors").is_file():
-        folder = resolve_backbone(BackboneConfig(str(checkpoint)))
-    return file_sha256(folder / "model.safetensors")
 
 
 def _sentence_transformer(name: str) -> LearnedSimilarity:
@@ -105,7 +98,9 @@ def _sentence_transformer(name: str) -> LearnedSimilarity:
     length = json.loads((folder / "sentence_bert_config.json").read_text())["max_seq_length"]
     tokens = TokenConfig(query_length=length, item_length=length, mention_tags=None, item_tag=None)
     way: Any = ways[0]
-    return DualEncoder(BackboneConfig(name), tokens, pooling=way, normalize="Normalize" in kinds).eval()
+    model = DualEncoder(BackboneConfig(name), tokens, pooling=way, normalize="Normalize" in kinds).eval()
+    model.weights_sha256 = file_sha256(folder / "model.safetensors")
+    return model
 
 
 def read_config(folder: Path) -> dict[str, Any]:

@@ -66,6 +66,9 @@ class LearnedSimilarity(LightningModule, ABC):
     is_inner_product: ClassVar[bool] = False
     """Whether the score is <query["vector"], item["vector"]>, so that a vector index may search it."""
 
+    weights_sha256: str = ""
+    """sha256 of the weights file that the model was loaded from; empty for a model at hand."""
+
     strict_loading = False  # training checkpoints hold what is trained; the backbone is found by name
 
     def __init__(self, loss: Loss | None, optimization: Optimization | None, seed: int) -> None:

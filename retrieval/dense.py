@@ -53,6 +53,10 @@ class Dense(FirstStage):
             )
         return self._similarity
 
+    def identity(self) -> str:
+        """See `FirstStage.identity`: the weights, not their place."""
+        return f"Dense {self.similarity.weights_sha256} {self.ann}"
+
     def index(self, collection: Collection) -> None:
         """Encodes all items and queries of the collection."""
         self.num_items = len(collection.items)

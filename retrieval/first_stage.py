@@ -41,6 +41,11 @@ class FirstStage(ABC):
             ValueError: k is larger than the item set.
         """
 
+    def identity(self) -> str:
+        """Names what the results depend on besides the collection: what was mined is kept under it."""
+        plain = {k: v for k, v in vars(self).items() if not k.startswith("_") and isinstance(v, int | float | str)}
+        return f"{type(self).__name__} {sorted(plain.items() - {('num_items', self.num_items)})}"
+
     def check(self, k: int) -> None:
         """Refuses to return more items than there are."""
         if not 1 <= k <= self.num_items:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from datamodules.base import Candidates, RetrievalData, Split
 from datamodules.records import Collection
 from models.similarity import LearnedSimilarity
 from retrieval.dense import Dense
+from retrieval.evaluation import similarity_scorer
 from retrieval.first_stage import FirstStage
 
 
@@ -24,6 +27,7 @@ class MineCandidates(Callback):
     Args:
         first_stage: what mines: BM25, TFIDF, a dual encoder's checkpoint, ...; None: the model that is being trained.
         depth: candidates a query.
+        teacher: checkpoint of a pointwise similarity that scores the train split's candidates, for distillation.
         every_n_epochs: mines the train split again after so many epochs; 0: once.
         folder: where mined candidates are kept; None: ``candidates`` in the trainer's root folder.
     """
@@ -32,6 +36,7 @@ class MineCandidates(Callback):
         self,
         first_stage: FirstStage | None = None,
         depth: int = 64,
+        teacher: str | None = None,
         every_n_epochs: int = 0,
         folder: Path | None = None,
     ) -> None:
@@ -41,9 +46,11 @@ class MineCandidates(Callback):
             )
         self.first_stage = first_stage
         self.depth = depth
+        self.teacher = teacher
         self.every_n_epochs = every_n_epochs
         self.folder = folder
         self._round = -1
+        self._teacher: LearnedSimilarity | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Also when training resumes within an epoch."""
@@ -76,16 +83,35 @@ class MineCandidates(Callback):
         model.eval()
         mined = []
         for index, collection in enumerate(data.collections(split)):
-            path = None if folder is None else folder / f"{index:03d}-{collection.fingerprint[:16]}-{self.depth}.npz"
+            path = None if folder is None else folder / f"{index:03d}-{self._identity(collection)}.npz"
             if path is None:
                 mined.append(mine(stage, collection, self.depth))
                 continue
             if trainer.is_global_zero and not path.exists():
-                _write(path, mine(stage, collection, self.depth))
+                found = mine(stage, collection, self.depth)
+                _write(path, found if self.teacher is None else self._taught(found, collection))
             trainer.strategy.barrier()
             mined.append(_read(path))
         model.train(was_training)
         data.set_candidates(split, mined)
+
+    def _identity(self, collection: Collection) -> str:
+        """What the mined candidates depend on: kept ones are used again only for the same."""
+        parts = [collection.fingerprint, str(self.depth)]
+        parts.append("the model in training" if self.first_stage is None else self.first_stage.identity())
+        if self.teacher is not None:
+            parts.append(self._teacher_model().weights_sha256)
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:20]
+
+    def _teacher_model(self) -> LearnedSimilarity:
+        if self._teacher is None:
+            assert self.teacher is not None
+            self._teacher = LearnedSimilarity.from_pretrained(self.teacher)
+        return self._teacher
+
+    def _taught(self, found: Candidates, collection: Collection) -> Candidates:
+        scorer = similarity_scorer(self._teacher_model(), collection)
+        return replace(found, teacher=scorer.score_lists(np.arange(len(found.items)), found.items))
 
 
 def mine(stage: FirstStage, collection: Collection, depth: int) -> Candidates:
@@ -108,10 +134,14 @@ def _write(path: Path, mined: Candidates) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_suffix(f".{os.getpid()}.tmp")
     with scratch.open("wb") as file:
-        np.savez(file, items=mined.items.astype(np.int32), scores=mined.scores, gold_scores=mined.gold_scores)
+        kept = {"items": mined.items.astype(np.int32), "scores": mined.scores, "gold_scores": mined.gold_scores}
+        if mined.teacher is not None:
+            kept["teacher"] = mined.teacher
+        np.savez(file, **kept)  # type: ignore[arg-type]  # numpy's stub takes the names for its own options
     os.replace(scratch, path)
 
 
 def _read(path: Path) -> Candidates:
     with np.load(path, allow_pickle=False) as kept:
-        return Candidates(kept["items"].astype(np.int64), kept["scores"], kept["gold_scores"])
+        teacher = kept["teacher"] if "teacher" in kept.files else None
+        return Candidates(kept["items"].astype(np.int64), kept["scores"], kept["gold_scores"], teacher)

@@ -160,3 +160,19 @@ def test_damaged_checkpoints_are_refused(world: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(FileNotFoundError, match=r"no config\.json"):
         checkpoint.load(tmp_path / "empty")
+
+
+def test_card_is_made_from_runs(world: Path) -> None:
+    """A card whose figures are of other weights lies about the model."""
+    run(world, "for-card")
+    evaluate.main(
+        ["card", "--checkpoint", str(world / "ce"), "--runs", f"[{world / 'for-card'}]", "--note", "Random weights."]
+    )
+    text = (world / "ce" / "README.md").read_text()
+    assert "model-index" in text and "Random weights." in text and "| Exact | 24 |" in text
+    kept = json.loads((world / "ce" / "metrics.json").read_text())
+    assert kept["runs"][0]["metrics"]["nDCG@10"]["mean"] == pytest.approx(
+        json.loads((world / "for-card" / "metrics.json").read_text())["metrics"]["nDCG@10"]["mean"]
+    )
+    with pytest.raises(DataError, match="other weights"):
+        evaluate.main(["card", "--checkpoint", str(world / "de"), "--runs", f"[{world / 'for-card'}]", "--note", "x"])

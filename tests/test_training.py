@@ -15,8 +15,10 @@ from lightning import Callback, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from datamodules.base import Candidates, CollectionBatches
+from datamodules.batch import Batch
 from datamodules.reps import num_rows
-from losses import Loss, Targets
+from losses import Loss, MatchLoss, PairLoss, SoftmaxCrossEntropy, Targets
+from models import checkpoint
 from models.cross_encoder import CrossEncoder
 from models.dual_encoder import DualEncoder
 from models.similarity import LearnedSimilarity, Optimization
@@ -42,17 +44,11 @@ def trainer(folder: Path, *callbacks: Callback, epochs: int = 2, **settings: Any
     )
 
 
-def fitted(model: LearnedSimilarity, folder: Path, **data: Any) -> LearnedSimilarity:
-    model.optimization = Optimization(lr=3e-3)
-    trainer(folder).fit(model, datamodule=Toy(**{"batch_size": 4, "negatives": 5, **data}))
-    return model
-
-
 @pytest.mark.parametrize("kind", [DualEncoder, CrossEncoder])
 def test_training_lowers_the_loss_and_validates(kind: type[LearnedSimilarity], tmp_path: Path) -> None:
     """A loop that runs but does not learn (frozen weights, shuffled labels) still prints a falling progress bar."""
     model = kind.tiny()
-    model.optimization = Optimization(lr=3e-3)
+    model.optimization, model.loss = Optimization(lr=1e-2), SoftmaxCrossEntropy(temperature=0.2)
     losses: list[float] = []
 
     class Watch(Callback):
@@ -146,6 +142,47 @@ def test_mining_is_the_top_of_the_first_stage() -> None:
             assert mined.gold_scores[row] == pytest.approx(expected[row, gold], abs=1e-5)
         else:
             assert np.isinf(mined.gold_scores[row])
+
+
+@pytest.mark.parametrize("loss", [MatchLoss(), PairLoss()])
+def test_distillation_sees_the_teachers_top(loss: Loss, tmp_path: Path) -> None:
+    """L_match and L_pair need the teacher's top items with its scores, and the student's top ones outside them."""
+    checkpoint.save(CrossEncoder.tiny(), tmp_path / "teacher")
+    model = DualEncoder.tiny()
+    model.loss = loss
+    batches: list[Batch] = []
+
+    class Watch(Callback):
+        def on_train_batch_start(self, trainer: Trainer, module: Any, batch: Batch, batch_idx: int) -> None:
+            batches.append(batch)
+
+    fit = trainer(tmp_path, Watch(), epochs=1)
+    fit.callbacks[0] = MineCandidates(depth=12, teacher=str(tmp_path / "teacher"))  # type: ignore[attr-defined]
+    data = Toy(batch_size=4, distill=3)
+    fit.fit(model, datamodule=data)
+    assert len(batches) == 12
+    teacher = LearnedSimilarity.from_pretrained(tmp_path / "teacher")
+    mined = data._lists["train", 0].candidates
+    assert mined is not None and mined.teacher is not None
+    collection = data.collections("train")[0]
+    with torch.inference_mode():
+        exact = teacher.score(
+            teacher.encode_queries(teacher.collate_queries(collection.queries)),
+            teacher.encode_items(teacher.collate_items(collection.items)),
+        ).numpy()
+    np.testing.assert_allclose(mined.teacher, np.take_along_axis(exact, mined.items, axis=1), atol=2e-5)
+    for batch in batches:
+        assert batch.targets.teacher is not None
+        known = torch.isfinite(batch.targets.teacher)
+        assert known.tolist() == [[True] * 3 + [False] * 3] * 4
+        assert (batch.targets.teacher[:, :2] >= batch.targets.teacher[:, 1:3]).all()
+        assert all(len(set(row)) == 6 for row in batch.candidates.tolist())
+
+
+def test_distillation_without_a_teacher_says_so(tmp_path: Path) -> None:
+    """Training on labels where distillation was asked for would go unseen."""
+    with pytest.raises(ValueError, match=r"give retrieval\.mining\.MineCandidates a teacher"):
+        trainer(tmp_path).fit(DualEncoder.tiny(), datamodule=Toy(distill=3))
 
 
 class Exploding(Loss):
