@@ -35,7 +35,7 @@ from retrieval.searcher import Searcher, SearchTask
 OUT = Path("out/demo")
 WORLD = "noun.event"
 MATRIX = Path("checkpoints/wordnet-emb-ce/noun.event.safetensors")
-DE, EMB, CLS = "checkpoints/wordnet-de", "checkpoints/wordnet-emb-ce", "checkpoints/wordnet-cls-ce"
+DE, EMB = "checkpoints/wordnet-de", "checkpoints/wordnet-emb-ce"
 METRICS = ["nDCG@10", "RR@10", "R@1", "R@64"]
 RERANKED = 40  # queries whose top 64 the cross-encoders score live
 SAMPLE = 2000  # pairs of the matrix that are scored again
@@ -74,7 +74,7 @@ def checkpoints(collection: Collection, rows: Rows) -> tuple[list[RunReport], li
     runs: list[tuple[str, Searcher, Scorer]] = [
         (name, Retrieve(stage), nothing) for name, stage in (*first_stages.items(), (DE, dense))
     ]
-    for name in (EMB, CLS):
+    for name in sorted(map(str, Path("checkpoints").glob("wordnet-*-ce"))):
         model = LearnedSimilarity.from_pretrained(name)
         runs.append((name, Rerank(dense, budget=64), similarity_scorer(model, collection)))
     for name, searcher, scorer in runs:

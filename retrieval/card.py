@@ -82,8 +82,8 @@ def _card(folder: Path, config: dict[str, Any], runs: Sequence[dict[str, Any]], 
     class_name = config["class"].rpartition(".")[2]
     lines = [
         f"# {folder.name}",
-        f"`{class_name}` on `{backbone['name']}` (model.safetensors sha256 `{backbone['sha256']}`). This folder holds what "
-        "differs from that backbone: adapters, tag embeddings and heads.",
+        f"`{class_name}` on `{backbone['name']}` (model.safetensors sha256 `{backbone['sha256']}`). This folder holds "
+        "what differs from that backbone: adapters, tag embeddings and heads.",
         "## Use",
         "```python\nfrom models.similarity import LearnedSimilarity\n\n"
         f'model = LearnedSimilarity.from_pretrained("checkpoints/{folder.name}")\n'
