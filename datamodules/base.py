@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -150,7 +150,12 @@ class RetrievalData(LightningDataModule, ABC):
         assert trainer is not None
         sizes = [len(part) for part in lists]
         sampler = CollectionBatches(sizes, self.batch_size, self.seed, trainer.global_rank, trainer.world_size)
-        return ResumableLoader(Lists(lists), sampler)
+        progress = trainer.fit_loop.epoch_loop.batch_progress
+
+        def place() -> tuple[int, int]:
+            return int(trainer.current_epoch), int(progress.current.completed)
+
+        return ResumableLoader(Lists(lists), sampler, place)
 
     def val_dataloader(self) -> DataLoader[Batch]:
         """Batches of the dev split, once each over all ranks."""
@@ -340,10 +345,6 @@ class CollectionBatches(Sampler[list[tuple[int, int]]]):
     def __len__(self) -> int:
         return sum(-(-size // self.batch_size) for size in self.sizes) // self.world_size
 
-    def set_epoch(self, epoch: int) -> None:
-        """Called by the trainer before each epoch."""
-        self.epoch = epoch
-
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
         rng = np.random.default_rng([self.seed, self.epoch])
         batches = []
@@ -357,28 +358,22 @@ class CollectionBatches(Sampler[list[tuple[int, int]]]):
 
 
 class ResumableLoader(DataLoader[Batch]):
-    """Hands the epoch to its data set and continues behind the batches that a checkpoint has seen."""
+    """Begins an epoch where the trainer stands: behind the batches that a resumed run has seen.
 
-    def __init__(self, lists: Lists, sampler: CollectionBatches) -> None:
+    It asks the trainer for (epoch, batches done) instead of keeping a state of its own: the trainer restores a loader's
+    state only if nothing needed the loader before, and the learning rate's schedule does.
+    """
+
+    def __init__(self, lists: Lists, sampler: CollectionBatches, place: Callable[[], tuple[int, int]]) -> None:
         super().__init__(lists, batch_sampler=sampler, collate_fn=_only)
         self.lists = lists
         self.batches = sampler
-        self.seen = 0
+        self.place = place
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch promises its own iterator class
-        self.lists.epoch = self.batches.epoch
-        self.seen = self.batches.start
-        for batch in super().__iter__():
-            self.seen += 1
-            yield batch
-
-    def state_dict(self) -> dict[str, int]:
-        """Position in the epoch, for the trainer's checkpoint."""
-        return {"seen": self.seen % len(self)}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        """The next epoch starts behind ``seen`` batches."""
-        self.batches.start = state["seen"]
+        epoch, self.batches.start = self.place()
+        self.lists.epoch = self.batches.epoch = epoch
+        yield from super().__iter__()
 
 
 def _only(batches: list[Batch]) -> Batch:

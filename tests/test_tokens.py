@@ -185,7 +185,7 @@ def test_bad_settings_are_named(backbone: BackboneConfig) -> None:
         CrossEncoder(backbone, TokenConfig(query_length=40, item_length=40))
     with pytest.raises(ValueError, match="reads the states at the tags"):
         CrossEncoder(backbone, TokenConfig(query_length=16, item_length=16, item_tag=None))
-    with pytest.raises(DataError, match="outside its text"):
+    with pytest.raises(DataError, match="lies outside its 4 characters"):
         Query("q", "boat", (2, 9))
     with pytest.raises(DataError, match="empty"):
         Query("q", "  ")
