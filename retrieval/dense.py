@@ -29,6 +29,7 @@ class Dense(FirstStage):
         self.ann = ann or Flat()
         self._similarity: LearnedSimilarity | None = None
         self._searched: Any = None
+        self._indexed: Collection | None = None
 
     @classmethod
     def of(cls, similarity: LearnedSimilarity, ann: IndexKind | None = None) -> Dense:
@@ -58,11 +59,14 @@ class Dense(FirstStage):
         return f"Dense {self.similarity.weights_sha256} {self.ann}"
 
     def index(self, collection: Collection) -> None:
-        """Encodes all items and queries of the collection."""
+        """Encodes all items and queries of the collection; a checkpoint's vectors of the one indexed last are kept."""
+        if self.checkpoint and self._indexed is collection:
+            return
         self.num_items = len(collection.items)
         self.items = _vectors(encode_items(self.similarity, collection.items))
         self._queries = _vectors(encode_queries(self.similarity, collection.queries))
         self._searched = self.ann.build(self.items)
+        self._indexed = collection
 
     def queries(self, query_rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """(B, d) query vectors."""
