@@ -123,7 +123,7 @@ def curves(collection: Collection, matrix: ScoreMatrix) -> dict[str, dict[int, l
         "BM25, Rerank": lambda budget: Rerank(BM25(), budget),
         "dual encoder, Rerank": lambda budget: Rerank(dense, budget),
         "CUR": lambda budget: CUR(budget, anchor_queries=len(anchors), anchor_items=2 * budget // 5),
-        "AXN": lambda budget: AXN(dense, budget=budget, rounds=5),
+        "AXN": lambda budget: AXN(dense, budget=budget, rounds=5, normalize=True),
     }
     found: dict[str, dict[int, list[tuple[float, float]]]] = {name: {1: [], 10: [], 100: []} for name in kinds}
     for budget in CALLS:
