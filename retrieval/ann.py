@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from retrieval.topk import top_columns
+
 try:
     import faiss
 except ImportError as error:
@@ -27,18 +29,32 @@ class IndexKind(ABC):
         index = self.empty(vectors.shape[1], len(vectors))
         index.train(vectors)
         index.add(vectors)
-        return VectorIndex(index)
+        return VectorIndex(index, vectors)
 
 
 class VectorIndex:
-    """A built index."""
+    """A built index, and the vectors (N, d) in it."""
 
-    def __init__(self, index: Any) -> None:
+    def __init__(self, index: Any, vectors: NDArray[np.float32]) -> None:
         self._index = index
+        self._vectors = vectors
 
     def search(self, queries: NDArray[np.float32], k: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """Rows (B, k) and inner products (B, k), best first; ties by lower row; row -1 where fewer were found."""
-        scores, rows = self._index.search(np.ascontiguousarray(queries, dtype=np.float32), k)
+        """Rows (B, k) and inner products (B, k), best first; ties by lower row.
+
+        A query for which the index finds fewer than k (too few probes), or that has a tie at the edge, which faiss
+        breaks as it likes, is searched through all vectors.
+        """
+        queries = np.ascontiguousarray(queries, dtype=np.float32)
+        scores, rows = self._index.search(queries, min(k + 1, len(self._vectors)))
+        unsure = (rows[:, :k] < 0).any(axis=1)
+        if rows.shape[1] > k:
+            unsure |= (scores[:, k] == scores[:, k - 1]) & (rows[:, k] >= 0)
+        rows, scores = rows[:, :k], scores[:, :k]
+        if unsure.any():
+            every = (queries[unsure].astype(np.float64) @ self._vectors.T.astype(np.float64)).astype(np.float32)
+            rows[unsure] = top_columns(every, k)
+            scores[unsure] = np.take_along_axis(every, rows[unsure], axis=1)
         order = np.lexsort((rows, -scores), axis=1)
         return np.take_along_axis(rows, order, axis=1), np.take_along_axis(scores, order, axis=1)
 
@@ -66,6 +82,10 @@ class HNSW(IndexKind):
     ef_construction: int = 200
     ef_search: int = 128
 
+    def __post_init__(self) -> None:
+        if self.links < 2 or self.ef_construction < 1 or self.ef_search < 1:
+            raise ValueError(f"HNSW needs at least 2 links and breadths of at least 1, got {self}")
+
     def empty(self, width: int, count: int) -> Any:
         """See `IndexKind.empty`."""
         index = faiss.IndexHNSWFlat(width, self.links, faiss.METRIC_INNER_PRODUCT)
@@ -85,6 +105,10 @@ class IVF(IndexKind):
 
     lists: int = 100
     probes: int = 16
+
+    def __post_init__(self) -> None:
+        if self.lists < 1 or self.probes < 1:
+            raise ValueError(f"IVF needs at least one list and one probe, got {self}")
 
     def empty(self, width: int, count: int) -> Any:
         """See `IndexKind.empty`."""

@@ -15,6 +15,11 @@ from retrieval.least_squares import GrowingLeastSquares
 from retrieval.normalize import Normalization, fit_normalization
 from retrieval.scorer import Rows
 from retrieval.searcher import Ranking, Searcher, Stopwatch, check_budget
+from retrieval.topk import top_columns
+
+Floats = NDArray[np.float32]
+BLOCK = 4096  # items whose vectors are cast to float64 at once
+SOLVED = 8  # queries solved at once: with more, each d x d temporary is too large for malloc to use again
 
 
 class AXN(Searcher):
@@ -88,54 +93,58 @@ class AXN(Searcher):
         """See `Searcher.search`."""
         check_budget(self.budget, k, len(self.task.collection.items))
         watch = Stopwatch()
-        parts = [
-            self._search(query_rows[start : start + self.query_batch], watch)
-            for start in range(0, len(query_rows), self.query_batch)
-        ]
+        starts = range(0, max(len(query_rows), 1), self.query_batch)
+        parts = [self._search(query_rows[start : start + self.query_batch], watch) for start in starts]
         items, scores = (np.concatenate(column) for column in zip(*parts, strict=True))
         return self.ranked(query_rows, items, scores, k, watch)
 
     def _search(self, query_rows: Rows, watch: Stopwatch) -> tuple[Rows, NDArray[np.float32]]:
         sizes = [self.budget // self.rounds + (r < self.budget % self.rounds) for r in range(self.rounds)]
-        vectors = torch.from_numpy(self.embeddings.items)
+        vectors = self.embeddings.items
         with watch.step("first stage"):
             found, _ = self.first_stage.search(query_rows, self.pool or sizes[0])
-        pool = torch.from_numpy(found) if self.pool else None
+        rows = np.unique(found) if self.pool else np.arange(len(vectors))
+        closed = np.full((len(query_rows), len(rows)), bool(self.pool))
+        np.put_along_axis(closed, np.searchsorted(rows, found), False, axis=1)
         items = found[:, : sizes[0]]
         scores = np.empty((len(query_rows), 0), dtype=np.float32)
-        squares = GrowingLeastSquares(len(query_rows), vectors.shape[1])
+        few = [slice(start, start + SOLVED) for start in range(0, max(len(query_rows), 1), SOLVED)]
+        squares = [GrowingLeastSquares(len(query_rows[part]), vectors.shape[1]) for part in few]
         for number, size in enumerate(sizes):
             if number:
                 with watch.step("query vectors"):
                     fresh = sizes[number - 1]
-                    equations = vectors[torch.from_numpy(items[:, -fresh:])].double()
-                    squares.add(equations, torch.from_numpy(self.normalization(scores[:, -fresh:])))
-                    u = self._mixed(squares.solve(), query_rows)
+                    equations = torch.from_numpy(vectors[items[:, -fresh:]]).double()
+                    targets = torch.from_numpy(self.normalization(scores[:, -fresh:]))
+                    for system, part in zip(squares, few, strict=True):
+                        system.add(equations[part], targets[part])
+                    u = self._mixed(torch.cat([system.solve() for system in squares]), query_rows)
                 with watch.step("approximate scores"):
-                    items = np.hstack([items, _best(vectors, u, torch.from_numpy(items), size, pool)])
+                    np.put_along_axis(closed, np.searchsorted(rows, items[:, -fresh:]), True, axis=1)
+                    items = np.hstack([items, _best(vectors, u, rows, closed, size)])
             with watch.step("scoring"):
                 scores = np.hstack([scores, self.task.scorer.score_lists(query_rows, items[:, -size:])])
         return items, scores
 
     def _mixed(self, fitted: Tensor, query_rows: Rows) -> Tensor:
         if not self.weight:
-            return fitted.float()
-        own = torch.from_numpy(self.embeddings.queries(query_rows))
-        return (1 - self.weight) * fitted.float() + self.weight * own
+            return fitted
+        own = torch.from_numpy(self.embeddings.queries(query_rows)).double()
+        return (1 - self.weight) * fitted + self.weight * own
 
 
-def _best(vectors: Tensor, u: Tensor, scored: Tensor, size: int, pool: Tensor | None) -> Rows:
-    """The ``size`` items (B, size) with the largest <u, v> that are not scored yet; ties go to the lower row."""
-    approximate = u @ vectors.T
-    if pool is not None:
-        inside = torch.zeros_like(approximate, dtype=torch.bool).scatter_(1, pool, True)
-        approximate.masked_fill_(~inside, -torch.inf)
-    approximate.scatter_(1, scored, -torch.inf)
-    values, rows = approximate.topk(size, dim=1)
-    # topk breaks ties at the edge as it likes; those queries are sorted whole.
-    edge = values[:, -1:]
-    unsure = (approximate == edge).sum(dim=1) > (values == edge).sum(dim=1)
-    if unsure.any():
-        rows[unsure] = approximate[unsure].sort(dim=1, descending=True, stable=True).indices[:, :size]
-    best: Rows = rows.numpy()
+def _best(vectors: Floats, u: Tensor, rows: Rows, closed: NDArray[np.bool_], size: int) -> Rows:
+    """The ``size`` items (B, size) of ``rows`` (U,), closed (B, U) ones aside, with the largest <u, v>.
+
+    Computed in float64 and rounded to float32: items with equal vectors then tie, whatever the order in which a matrix
+    product adds up, and the lower row goes first. Blocks keep the float64 copy of the vectors small.
+    """
+    whole = len(rows) == len(vectors)
+    approximate = np.empty((len(u), len(rows)), dtype=np.float32)
+    for start in range(0, len(rows), BLOCK):
+        part = slice(start, start + BLOCK)
+        block = torch.from_numpy(vectors[part] if whole else vectors[rows[part]]).double()
+        approximate[:, part] = (u @ block.T).float().numpy()
+    approximate[closed] = -np.inf
+    best: Rows = rows[top_columns(approximate, size)]
     return best

@@ -8,7 +8,8 @@ from typing import Any, Self
 import numpy as np
 
 from retrieval.scorer import Rows
-from retrieval.searcher import Ranking, Searcher, Stopwatch, check_budget, top_order
+from retrieval.searcher import Ranking, Searcher, Stopwatch, check_budget
+from retrieval.topk import top_columns
 
 CUT = 1e-3  # a cut-off from here on tames a square, ill-conditioned matrix
 
@@ -92,8 +93,7 @@ class CUR(Searcher):
         with watch.step("approximate scores"):
             approximate = anchor_scores.astype(np.float64) @ self.item_embeddings
             approximate[:, self.anchor_rows] = -np.inf
-            every = np.tile(np.arange(approximate.shape[1]), (len(query_rows), 1))
-            retrieved = top_order(approximate, every, self.budget - self.anchor_items)
+            retrieved = top_columns(approximate, self.budget - self.anchor_items)
         with watch.step("scoring"):
             scores = self.task.scorer.score_lists(query_rows, retrieved)
         items, exact = np.hstack([anchors, retrieved]), np.hstack([anchor_scores, scores])

@@ -12,6 +12,7 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 
 from datamodules.records import Collection
 from retrieval.scorer import Rows, Scores
+from retrieval.topk import top_columns
 
 
 class Embeddings(Protocol):
@@ -66,7 +67,7 @@ class _ScoresAll(FirstStage):
         values = np.empty((len(query_rows), k), dtype=np.float32)
         for i, query_row in enumerate(query_rows):
             scores = self.scores(int(query_row))
-            rows[i] = np.argsort(-scores, kind="stable")[:k]
+            rows[i] = top_columns(scores[None], k)[0]
             values[i] = scores[rows[i]]
         return rows, values
 
@@ -87,7 +88,10 @@ class BM25(_ScoresAll):
         """See `FirstStage.index`."""
         self.num_items = len(collection.items)
         self._index = bm25s.BM25(k1=self.k1, b=self.b)
-        self._index.index(_tokens([_text(item) for item in collection.items]), show_progress=False)
+        tokens = _tokens([_text(item) for item in collection.items])
+        if not tokens.vocab:
+            raise ValueError(f"no item of {collection.name} has a word that is no stop word: BM25 has nothing to index")
+        self._index.index(tokens, show_progress=False)
         self._queries = _tokens([query.text for query in collection.queries], ids=False)
 
     def scores(self, query_row: int) -> Scores:
@@ -106,7 +110,10 @@ class TFIDF(_ScoresAll):
         """See `FirstStage.index`."""
         self.num_items = len(collection.items)
         vectorizer = TfidfVectorizer()
-        self._items = vectorizer.fit_transform([_text(item) for item in collection.items])
+        try:
+            self._items = vectorizer.fit_transform([_text(item) for item in collection.items])
+        except ValueError as error:
+            raise ValueError(f"TF-IDF cannot index the items of {collection.name}: {error}") from error
         self._queries = vectorizer.transform([query.text for query in collection.queries])
 
     def scores(self, query_row: int) -> Scores:
@@ -157,7 +164,8 @@ class AliasTable(_ScoresAll):
             raise ValueError(f"{collection.name} has no alias table; use BM25 or another first stage")
         self.num_items = len(collection.items)
         self._rest.index(collection)
-        self._listed = [list(collection.aliases.get(query.alias or "", ())) for query in collection.queries]
+        listed = (collection.aliases.get(query.alias or "", ()) for query in collection.queries)
+        self._listed = [list(dict.fromkeys(rows)) for rows in listed]  # a row listed twice keeps its first place
 
     def scores(self, query_row: int) -> Scores:
         """See `_ScoresAll.scores`."""

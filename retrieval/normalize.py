@@ -41,7 +41,8 @@ def fit_normalization(task: SearchTask, embeddings: Embeddings, first_stage: Fir
     items, _ = first_stage.search(rows, min(ITEMS, len(task.collection.items)))
     exact = task.scorer.score_lists(rows, items).astype(np.float64)
     dense = np.einsum("bd,bkd->bk", embeddings.queries(rows), embeddings.items[items]).astype(np.float64)
-    if not exact.std() > 0:
-        raise ValueError("the cross-encoder gives the same score to every pair; there is nothing to normalise")
+    for name, scores in (("cross-encoder", exact), ("dual encoder", dense)):
+        if not scores.std() > 0:
+            raise ValueError(f"the {name} gives the same score to every pair; there is nothing to normalise")
     beta = dense.std() / exact.std()
     return Normalization(float(exact.mean() - dense.mean() / beta), float(beta))

@@ -42,7 +42,7 @@ class Scorer:
             IndexError: a row that does not exist.
             FloatingPointError: the function returned NaN or an infinity.
         """
-        query_rows, item_rows = np.asarray(query_rows, dtype=np.int64), np.asarray(item_rows, dtype=np.int64)
+        query_rows, item_rows = _rows(query_rows, "query"), _rows(item_rows, "item")
         self._check(query_rows, item_rows)
         known = self._look_up(query_rows, item_rows)
         new = np.isnan(known)
@@ -66,8 +66,16 @@ class Scorer:
         return found
 
     def score_lists(self, query_rows: Rows, item_rows: Rows) -> Scores:
-        """Scores (B, K) of K items for each of B queries; item row -1 is no item and scores -inf."""
-        real = item_rows >= 0
+        """Scores (B, K) of K items for each of B queries; item row -1 is no item and scores -inf.
+
+        Raises:
+            ValueError: there is not one list a query.
+            IndexError: a row that does not exist.
+        """
+        query_rows, item_rows = _rows(query_rows, "query"), _rows(item_rows, "item")
+        if item_rows.ndim != 2 or query_rows.shape != item_rows.shape[:1]:
+            raise ValueError(f"expected B queries and (B, K) items, got {query_rows.shape} and {item_rows.shape}")
+        real = item_rows != -1
         scores = np.full(item_rows.shape, -np.inf, dtype=np.float32)
         scores[real] = self(np.broadcast_to(query_rows[:, None], item_rows.shape)[real], item_rows[real])
         return scores
@@ -135,13 +143,16 @@ class Scorer:
 
         Raises:
             TypeError: the similarity is not pointwise.
+            ValueError: the similarity is in training mode, where dropout makes scores random.
         """
         if not similarity.pointwise:
             raise TypeError(
                 f"{type(similarity).__name__} compares the candidates of a list with each other: single pairs have no "
                 "score. Use a searcher that gives it whole candidate lists."
             )
-        device = similarity.device
+        if getattr(similarity, "training", False):
+            raise ValueError(f"{type(similarity).__name__} is in training mode and would score at random: call eval()")
+        device = getattr(similarity, "device", "cpu")
 
         def score(query_rows: Rows, item_rows: Rows) -> NDArray[Any]:
             parts = []
@@ -159,6 +170,13 @@ class Scorer:
             return np.concatenate(parts)
 
         return cls(score, num_rows(queries), num_rows(items))
+
+
+def _rows(rows: Any, name: str) -> Rows:
+    found = np.asarray(rows)
+    if found.size and not np.issubdtype(found.dtype, np.integer):
+        raise TypeError(f"{name} rows are integers, got {found.dtype}")
+    return found.astype(np.int64, copy=False)
 
 
 def _by_query(query_rows: Rows) -> Iterator[tuple[int, Rows]]:

@@ -34,6 +34,15 @@ class SearchTask:
     anchor_rows: Rows
 
     def __post_init__(self) -> None:
+        shape = len(self.collection.queries), len(self.collection.items)
+        if (self.scorer.num_queries, self.scorer.num_items) != shape:
+            raise ValueError(
+                f"the scorer is over {self.scorer.num_queries} queries and {self.scorer.num_items} items, but "
+                f"{self.collection.name} has {shape[0]} and {shape[1]}"
+            )
+        for name, rows in (("evaluated", self.query_rows), ("anchor", self.anchor_rows)):
+            if rows.size and not (rows.min() >= 0 and rows.max() < shape[0]):
+                raise IndexError(f"{name} query rows run from 0 to {shape[0] - 1}, got {rows.min()} to {rows.max()}")
         both = np.intersect1d(self.query_rows, self.anchor_rows)
         if both.size:
             raise ValueError(f"{both.size} queries are evaluated and anchors at once; anchors must be other queries")
@@ -84,6 +93,18 @@ class Searcher(ABC):
     def __init__(self) -> None:
         self.index_seconds: dict[str, float] = {}
         self.index_calls = 0
+        self._task: SearchTask | None = None
+
+    @property
+    def task(self) -> SearchTask:
+        """What was indexed.
+
+        Raises:
+            RuntimeError: nothing was.
+        """
+        if self._task is None:
+            raise RuntimeError(f"{type(self).__name__} has no index yet: call index(task) before search")
+        return self._task
 
     @classmethod
     @abstractmethod
@@ -92,7 +113,7 @@ class Searcher(ABC):
 
     def index(self, task: SearchTask) -> None:
         """Offline work; must be called before `search`."""
-        self.task = task
+        self._task = task
         before = int(task.scorer.calls.sum())
         watch = Stopwatch()
         self.prepare(watch)
@@ -132,5 +153,7 @@ def check_budget(budget: int, k: int, num_items: int) -> None:
     """Refuses budgets that cannot be spent and results that cannot be had."""
     if budget > num_items:
         raise ValueError(f"budget {budget} is larger than the item set of {num_items}; give at most {num_items}")
+    if k < 1:
+        raise ValueError(f"k is the number of results a query, at least 1; got {k}")
     if k > budget:
         raise ValueError(f"k = {k} results need a budget of at least {k} scored items, got {budget}")
