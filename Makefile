@@ -21,7 +21,7 @@ help: ## List the targets
 setup: $(INSTALLED) $(WORDNET) ## Install everything into .venv, with pinned versions, and find or fetch WordNet
 
 demo: setup ## Evaluate the released checkpoints on WordNet, train a small one, write a report
-	$(BIN)/python benchmarks/demo.py
+	$(BIN)/python -m benchmarks.demo
 
 test: lint types imports pytest ## All checks: lint, types, import rules, tests
 

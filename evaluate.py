@@ -8,6 +8,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,12 @@ import datamodules
 import retrieval
 from datamodules.base import RetrievalData
 from datamodules.records import Collection, DataError, Query
-from models.similarity import LearnedSimilarity
+from models.similarity import LearnedSimilarity, fastest_device
 from retrieval import run_files
 from retrieval.card import write_card
+from retrieval.encode import encode_items, encode_queries
 from retrieval.evaluation import evaluate, similarity_scorer, split_queries
-from retrieval.metrics import topk_recall
+from retrieval.metrics import cutoff, parse_measures, topk_recall
 from retrieval.progress import plan
 from retrieval.report import Example, RunReport, write_report
 from retrieval.score_matrix import ScoreMatrix, build_matrix
@@ -45,9 +47,10 @@ def run(
     search: Searcher | None = None,
     queries: int | None = None,
     k: int = 100,
-    metrics: list[str] = METRICS,
+    metrics: list[str] | None = None,
     exact: Path | None = None,
     seed: int = 0,
+    bf16: bool = False,
 ) -> None:
     """Evaluates a checkpoint with a searcher on a collection.
 
@@ -59,24 +62,27 @@ def run(
         search: the searcher; Exact if none is given.
         queries: evaluate a fixed random sample of so many queries; the others may serve as anchors. None: all.
         k: results a query.
-        metrics: names as ir-measures has them.
+        metrics: names as ir-measures has them. None: nDCG@10, RR@10, R@1, R@10, R@64 and R@100, as deep as there are
+            results.
         exact: exact scores made by ``evaluate.py matrix``: adds Top-k-Recall, and the queries are those of the matrix.
         seed: of the sample of queries.
+        bf16: compute the transformers in bfloat16: for hardware that has it.
     """
     searcher = search or Exact()
     collection = single(data)
     known = None if exact is None else ScoreMatrix.load(exact)
-    k = min(k, len(collection.items), getattr(searcher, "budget", k))
+    k = min(k, len(collection.items), searcher.budget or k)
+    names = chosen_metrics(metrics, k, len(collection.items))
     rows, anchors = split_queries(collection, queries, seed)
     if known is not None:
         rows = known.of(collection)
         anchors = np.setdiff1d(np.arange(len(collection.queries)), rows)
     start = time.perf_counter()
-    similarity = None if checkpoint is None else LearnedSimilarity.from_pretrained(checkpoint)
+    similarity = None if checkpoint is None else loaded(checkpoint, bf16)
     scorer = scorer_of(similarity, searcher, collection, len(rows))
     encoding = time.perf_counter() - start
     task = SearchTask(collection, scorer, rows, anchors)
-    result = evaluate(task, searcher, k, metrics, None if known is None else known.scores)
+    result = evaluate(task, searcher, k, names, None if known is None else known.scores)
     described = {
         "checkpoint": {"name": checkpoint, "sha256": similarity and similarity.weights_sha256},
         "data": {"name": collection.name, "fingerprint": collection.fingerprint, "notes": dict(collection.notes)},
@@ -90,6 +96,8 @@ def run(
         "commit": run_files.commit(),
         "versions": run_files.versions(),
         "threads": torch.get_num_threads(),
+        "device": fastest_device(),
+        "bf16": bf16,
     }
     ids = [collection.queries[row].id for row in task.query_rows]
     run_files.write_trec(output, collection, task.query_rows, result.ranking, type(searcher).__name__)
@@ -97,7 +105,7 @@ def run(
     run_files.write_metrics(output, described)
     examples = [Example.of(collection, task.query_rows, result.ranking, place) for place in range(min(5, len(rows)))]
     curves = {} if known is None else {type(searcher).__name__: recall_curve(result.ranking, known.scores)}
-    write_report(output / "report.html", [RunReport(output.name, described)], curves, examples)
+    write_report(output / "report.html", [RunReport(output.name, described)], curves, examples, "results looked at")
     show(described)
     print(f"written: {output / 'report.html'}")
 
@@ -107,20 +115,25 @@ def compare(runs: list[Path], metrics: list[str] | None = None) -> None:
 
     Args:
         runs: output folders of ``evaluate.py run``.
-        metrics: which metrics; None: all that the runs have in common.
+        metrics: which metrics, also calls and milliseconds; None: all metrics of quality that the runs have in common.
     """
-    table = Table("metric", "A", "B", "mean A", "mean B", "B - A", "95 % interval", "p", "p (Holm)")
+    table = Table("metric", "queries", "A", "B", "mean A", "mean B", "B - A", "95 % interval", "p", "p (Holm)")
     for row in compare_runs(runs, metrics):
         means = [f"{mean:.4f}" for mean in row.means]
         span = f"{row.low:+.4f} to {row.high:+.4f}"
-        table.add_row(
-            row.metric, row.first, row.second, *means, f"{row.difference:+.4f}", span, f"{row.p:.4g}", f"{row.holm:.4g}"
-        )
+        names = row.metric, f"{row.queries:,}", row.first, row.second
+        table.add_row(*names, *means, f"{row.difference:+.4f}", span, f"{row.p:.4g}", f"{row.holm:.4g}")
     Console(width=None if sys.stdout.isatty() else 140).print(table)
 
 
 def search(
-    checkpoint: str, data: RetrievalData, query: str, search: Searcher | None = None, k: int = 10, mention: str = ""
+    checkpoint: str,
+    data: RetrievalData,
+    query: str,
+    search: Searcher | None = None,
+    k: int = 10,
+    mention: str = "",
+    bf16: bool = False,
 ) -> None:
     """Answers one query: the ranked items, calls and milliseconds.
 
@@ -131,6 +144,7 @@ def search(
         search: the searcher; Exact if none is given.
         k: results.
         mention: the words of the query that are the mention, if the model marks one.
+        bf16: compute the transformers in bfloat16: for hardware that has it.
     """
     start = query.find(mention) if mention else -1
     if mention and start < 0:
@@ -141,7 +155,7 @@ def search(
         found.name, found.items, [asked, *found.queries], [{}, *found.judgements], found.aliases, found.notes
     )
     searcher = search or Exact()
-    scorer = similarity_scorer(LearnedSimilarity.from_pretrained(checkpoint), collection)
+    scorer = similarity_scorer(loaded(checkpoint, bf16), collection)
     task = SearchTask(collection, scorer, np.array([0]), np.arange(1, len(collection.queries)))
     searcher.index(task)
     began = time.perf_counter()
@@ -162,6 +176,7 @@ def matrix(
     queries: int | None = None,
     seed: int = 0,
     shards: Path | None = None,
+    bf16: bool = False,
 ) -> None:
     """Scores queries with all items exactly, resumably: the oracle for Top-k-Recall.
 
@@ -172,9 +187,10 @@ def matrix(
         queries: a fixed random sample of so many queries; None: all.
         seed: of the sample.
         shards: folder of the finished parts; None: beside the output.
+        bf16: compute the transformers in bfloat16: for hardware that has it.
     """
     collection = single(data)
-    similarity = LearnedSimilarity.from_pretrained(checkpoint)
+    similarity = loaded(checkpoint, bf16)
     rows, _ = split_queries(collection, queries, seed)
     calls = len(rows) * len(collection.items)
     plan(
@@ -182,13 +198,19 @@ def matrix(
         {
             "scores": f"{len(rows):,} queries x {len(collection.items):,} items = {calls:,} pairs",
             "file": f"{4 * calls / 1e6:.1f} MB",
-            "time": f"about {estimated_seconds(similarity, collection, calls):,.0f} s on this machine",
+            **estimated(similarity, collection, calls),
         },
     )
     scorer = similarity_scorer(similarity, collection)
     folder = shards or output.with_suffix(".shards")
-    build_matrix(scorer, collection, rows, similarity.weights_sha256, folder).save(output)
+    build_matrix(scorer, collection, rows, similarity.weights_sha256 + " in bfloat16" * bf16, folder).save(output)
     print(f"written: {output}")
+
+
+def loaded(checkpoint: str, bf16: bool) -> LearnedSimilarity:
+    """The checkpoint, on the fastest device."""
+    dtype = torch.bfloat16 if bf16 else torch.float32
+    return LearnedSimilarity.from_pretrained(checkpoint, fastest_device(), dtype)
 
 
 def scorer_of(similarity: LearnedSimilarity | None, searcher: Searcher, collection: Collection, queries: int) -> Scorer:
@@ -201,13 +223,13 @@ def scorer_of(similarity: LearnedSimilarity | None, searcher: Searcher, collecti
         if searcher.calls_similarity:
             raise DataError(f"--search {type(searcher).__name__} needs a similarity: give --checkpoint")
         return Scorer(lambda *_: np.empty(0), len(collection.queries), len(collection.items))  # never called
-    calls = queries * min(getattr(searcher, "budget", len(collection.items)), len(collection.items))
+    calls = queries * min(searcher.budget or len(collection.items), len(collection.items))
     plan(
         "plan",
         {
             "data": f"{collection.name}: {len(collection.items):,} items, {queries:,} queries",
             "search": f"{type(searcher).__name__}, at most {calls:,} scored pairs besides indexing",
-            "time": f"about {estimated_seconds(similarity, collection, calls):,.0f} s on this machine",
+            **estimated(similarity, collection, calls),
         },
     )
     return similarity_scorer(similarity, collection)
@@ -248,16 +270,38 @@ def single(data: RetrievalData) -> Collection:
     return collections[0]
 
 
-def estimated_seconds(similarity: LearnedSimilarity, collection: Collection, calls: int) -> float:
-    """Extrapolated from scoring a few pairs."""
+def chosen_metrics(names: list[str] | None, k: int, num_items: int) -> list[str]:
+    """The metrics to compute over k results, checked before any work.
+
+    Raises:
+        DataError: a metric looks deeper than the results, so its value would be that of another metric.
+        ValueError: no such metric.
+    """
+    measures = parse_measures(METRICS if names is None else names)
+    deep = [name for name, measure in measures.items() if cutoff(measure) > k and k < num_items]
+    if names is None:
+        return [name for name in measures if name not in deep]
+    if deep:
+        raise DataError(f"{deep[0]} looks deeper than the {k} results; raise --k, and --search.budget if there is one")
+    return names
+
+
+def estimated(similarity: LearnedSimilarity, collection: Collection, calls: int) -> dict[str, str]:
+    """Bytes of the representations and time, extrapolated from a few queries and items."""
     few = min(64, len(collection.items)), min(8, len(collection.queries))
-    with torch.inference_mode():
-        items = similarity.encode_items(similarity.collate_items(collection.items[: few[0]]))
-        queries = similarity.encode_queries(similarity.collate_queries(collection.queries[: few[1]]))
-        scorer = Scorer.from_similarity(similarity, queries, items)
-        start = time.perf_counter()
-        scorer.score_lists(np.arange(few[1]), np.tile(np.arange(few[0]), (few[1], 1)))
-    return calls * (time.perf_counter() - start) / (few[0] * few[1])
+    start = time.perf_counter()
+    items = encode_items(similarity, collection.items[: few[0]])
+    queries = encode_queries(similarity, collection.queries[: few[1]])
+    scorer = Scorer.from_similarity(similarity, queries, items)
+    encoded = time.perf_counter()
+    scorer.score_lists(np.arange(few[1]), np.tile(np.arange(few[0]), (few[1], 1)))
+    scored = time.perf_counter()
+    share = (len(collection.items) + len(collection.queries)) / sum(few)
+    seconds = share * (encoded - start) + calls * (scored - encoded) / (few[0] * few[1])
+    return {
+        "representations": f"about {share * scorer.representation_bytes / 1e6:,.1f} MB",
+        "time": f"about {timedelta(seconds=round(seconds))} on this machine",
+    }
 
 
 def settings(searcher: Searcher) -> dict[str, Any]:
@@ -320,5 +364,5 @@ def main(args: list[str] | None = None) -> None:
 if __name__ == "__main__":
     try:
         main()
-    except (FloatingPointError, FileNotFoundError, TypeError, ValueError) as error:
+    except (FloatingPointError, OSError, TypeError, ValueError) as error:
         sys.exit(f"error: {error}")

@@ -71,5 +71,5 @@ def main(args: list[str] | None = None, run: bool = True) -> CLI:
 if __name__ == "__main__":
     try:
         main()
-    except (FloatingPointError, FileNotFoundError, TypeError, ValueError) as error:
+    except (FloatingPointError, OSError, TypeError, ValueError) as error:
         sys.exit(f"error: {error}")

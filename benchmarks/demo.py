@@ -16,16 +16,14 @@ import torch
 import transformers
 
 import train
+from benchmarks.recall import curves, methods, table
 from datamodules.records import Collection
 from datamodules.wordnet import find_wordnet, load_wordnet
 from models.similarity import LearnedSimilarity
 from retrieval import run_files
-from retrieval.axn import AXN
-from retrieval.cur import CUR
 from retrieval.dense import Dense
 from retrieval.evaluation import evaluate, similarity_scorer
 from retrieval.first_stage import BM25, AliasTable
-from retrieval.metrics import topk_recall
 from retrieval.report import Example, RunReport, write_report
 from retrieval.score_matrix import ScoreMatrix
 from retrieval.scorer import Rows, Scorer
@@ -112,35 +110,6 @@ def rescore(collection: Collection, matrix: ScoreMatrix) -> None:
     print(f"  {SAMPLE} of {matrix.scores.size:,} scores again: largest difference {difference:.1e}")
 
 
-def curves(collection: Collection, matrix: ScoreMatrix) -> dict[str, dict[int, list[tuple[float, float]]]]:
-    """Top-k-Recall against calls on the committed scores; half of its queries are anchors for CUR."""
-    rows = matrix.of(collection)
-    full = np.full((len(collection.queries), len(collection.items)), np.nan, dtype=np.float32)
-    full[rows] = matrix.scores
-    anchors, tested = rows[: len(rows) // 2], rows[len(rows) // 2 :]
-    dense = Dense(DE)
-    kinds: dict[str, Any] = {
-        "BM25, Rerank": lambda budget: Rerank(BM25(), budget),
-        "dual encoder, Rerank": lambda budget: Rerank(dense, budget),
-        "CUR": lambda budget: CUR(budget, anchor_queries=len(anchors), anchor_items=2 * budget // 5),
-        "AXN": lambda budget: AXN(dense, budget=budget, rounds=5, normalize=True),
-    }
-    found: dict[str, dict[int, list[tuple[float, float]]]] = {name: {1: [], 10: [], 100: []} for name in kinds}
-    for budget in CALLS:
-        for name, make in kinds.items():
-            task = SearchTask(collection, Scorer.from_matrix(full), tested, anchors)
-            searcher: Searcher = make(budget)
-            searcher.index(task)
-            items = searcher.search(tested, min(budget, 100)).items
-            for k in (1, 10, 100):
-                if k <= budget:
-                    found[name][k].append((budget, float(topk_recall(items, full[tested], k).mean())))
-    for name, points in found.items():
-        shown = "   ".join(f"k={k}: " + " ".join(f"{recall:.2f}" for _, recall in points[k]) for k in points)
-        print(f"  {name:22} {shown}", flush=True)
-    return found
-
-
 def main() -> None:
     """Runs everything."""
     quiet: Any = transformers.utils.logging.disable_progress_bar
@@ -155,7 +124,8 @@ def main() -> None:
     rescore(collection, matrix)
     tested = len(matrix.query_ids) - len(matrix.query_ids) // 2
     say(f"Top-k-Recall at {', '.join(map(str, CALLS))} calls, {tested} queries")
-    points = curves(collection, matrix)
+    points, _ = curves(collection, matrix, methods(Dense(DE), rounds=5, tune=False), CALLS)
+    print(table(points))
     say("training a small dual encoder: train.py fit --config configs/wordnet/demo.yaml")
     train.main(["fit", "--config", "configs/wordnet/demo.yaml", "--trainer.enable_progress_bar", "false"])
     dense = Dense(OUT / "wordnet-de-small")

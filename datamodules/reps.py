@@ -54,6 +54,11 @@ class Ragged:
         padded[mask] = self.values[self.offsets[0] : self.offsets[-1]]
         return padded, mask
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of values and offsets."""
+        return self.values.nbytes + self.offsets.nbytes
+
     def to(self, device: torch.device | str) -> Ragged:
         """On another device."""
         return Ragged(self.values.to(device), self.offsets.to(device))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -49,6 +50,8 @@ class BackboneConfig:
         sha256: of model.safetensors; refused when it differs. None: not checked, but recorded when released.
         lora: train low-rank adapters and leave the backbone's own weights frozen; None trains all weights.
         dropout: overrides the dropout probabilities of the backbone's configuration; None keeps them.
+        start: folder of a checkpoint with one encoder of the same backbone and the same ``lora``: training goes on from
+            its trained weights. A released checkpoint does not need it any more.
     """
 
     name: str = MINILM
@@ -56,6 +59,7 @@ class BackboneConfig:
     sha256: str | None = None
     lora: LoRA | None = None
     dropout: float | None = None
+    start: str | None = None
 
 
 @lru_cache(maxsize=64)
@@ -153,6 +157,27 @@ class Encoder(nn.Module):
             model = _with_lora(model, config.lora, tag_ids)
         self.model = model.train()  # loaded in evaluation mode, in which dropout would do nothing
         self.adapted = config.lora is not None
+        if config.start is not None:
+            self._start_from(Path(config.start) / "model.safetensors")
+
+    def _start_from(self, path: Path) -> None:
+        if not path.is_file():
+            raise FileNotFoundError(f"backbone.start: there is no {path}; name the folder of a checkpoint")
+        # Names begin with the attribute that holds the encoder; what else was trained is no part of an encoder.
+        parts = {tuple(name.split(".", 1)): value for name, value in load_file(path).items()}
+        found = {rest: value for (_, rest), value in parts.items() if rest.startswith("model.")}
+        if len({holder for holder, rest in parts if rest in found}) > 1:
+            raise ValueError(f"backbone.start: {path} has two encoders; which one to start from is not said")
+        expected = {name: value for name, value in self.named_parameters() if value.requires_grad}
+        shapes = [{name: tuple(value.shape) for name, value in part.items()} for part in (found, expected)]
+        if shapes[0] != shapes[1]:
+            differing = sorted(set(shapes[0].items()) ^ set(shapes[1].items()))
+            raise ValueError(
+                f"backbone.start: {path} was trained with another backbone or lora: {differing[0]} differs"
+            )
+        with torch.no_grad():
+            for name, value in found.items():
+                expected[name].copy_(value)
 
     def merge(self) -> None:
         """Folds the adapters into the backbone's weights: the same scores, faster; training cannot go on."""
@@ -164,7 +189,7 @@ class Encoder(nn.Module):
     def forward(
         self, ids: Tensor, mask: Tensor, types: Tensor | None = None, positions: Tensor | None = None
     ) -> Tensor:
-        """Last hidden states.
+        """Last hidden states, in float32 whatever the weights are.
 
         Args:
             ids: (B, L) token ids.
@@ -176,7 +201,7 @@ class Encoder(nn.Module):
             (B, L, h); what stands at masked positions has no meaning.
         """
         hidden: Tensor = self.model(**self._inputs(ids, mask, types, positions)).last_hidden_state
-        return hidden
+        return hidden.float()
 
     def states_at(
         self, ids: Tensor, mask: Tensor, read: Tensor, types: Tensor | None = None, positions: Tensor | None = None
@@ -201,7 +226,7 @@ class Encoder(nn.Module):
         for layer in layers[:-1]:
             hidden = _layer_at(layer, hidden, hidden, attend)
         queries = hidden.gather(1, read[..., None].expand(-1, -1, hidden.shape[-1]))
-        return _layer_at(layers[-1], hidden, queries, attend)
+        return _layer_at(layers[-1], hidden, queries, attend).float()
 
     def _base(self) -> PreTrainedModel:
         base: PreTrainedModel = self.model.get_base_model() if self.adapted else self.model

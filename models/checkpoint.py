@@ -34,7 +34,7 @@ def save(model: LearnedSimilarity, folder: str | Path, dtype: torch.dtype = torc
     folder.mkdir(parents=True, exist_ok=True)
     arguments = plain(model.arguments)
     backbone = resolve_backbone(model.arguments["backbone"])
-    arguments["backbone"]["sha256"] = file_sha256(backbone / "model.safetensors")
+    arguments["backbone"] |= {"sha256": file_sha256(backbone / "model.safetensors"), "start": None}
     config = {"format": FORMAT, "class": f"{type(model).__module__}.{type(model).__qualname__}", "arguments": arguments}
     tensors = {name: value.to(dtype).contiguous().cpu() for name, value in model.trained_state().items()}
     if not tensors:
@@ -48,13 +48,14 @@ def save(model: LearnedSimilarity, folder: str | Path, dtype: torch.dtype = torc
             os.replace(file, folder / file.name)
 
 
-def load(checkpoint: str | Path, merge: bool = True) -> LearnedSimilarity:
-    """Loads a checkpoint, in evaluation mode.
+def load(checkpoint: str | Path, merge: bool = True, dtype: torch.dtype = torch.float32) -> LearnedSimilarity:
+    """Loads a checkpoint, in evaluation mode, on the CPU.
 
     Args:
         checkpoint: a checkpoint folder; or a sentence-transformers encoder, as a folder or by its name on the Hub,
             which becomes a `DualEncoder` with the pooling, normalisation and length that its own files name.
         merge: fold LoRA adapters into the weights (faster; pass False to train on).
+        dtype: what the transformers compute in; their outputs and all that follows stay float32.
 
     Raises:
         FileNotFoundError: no such folder, or a file of it is missing.
@@ -62,7 +63,7 @@ def load(checkpoint: str | Path, merge: bool = True) -> LearnedSimilarity:
     """
     folder = Path(checkpoint)
     if (folder / "modules.json").is_file() or not folder.exists():
-        return _sentence_transformer(str(checkpoint))
+        return _in_dtype(_sentence_transformer(str(checkpoint)), dtype)
     config = read_config(folder)
     cls = _allowed(config["class"], folder / "config.json")
     parser = ArgumentParser(exit_on_error=False)
@@ -79,6 +80,13 @@ def load(checkpoint: str | Path, merge: bool = True) -> LearnedSimilarity:
         for part in model.children():
             if isinstance(part, Encoder):
                 part.merge()
+    return _in_dtype(model, dtype)
+
+
+def _in_dtype(model: LearnedSimilarity, dtype: torch.dtype) -> LearnedSimilarity:
+    for part in model.children():
+        if isinstance(part, Encoder):
+            part.to(dtype)
     return model
 
 

@@ -49,6 +49,11 @@ def plain(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {name: asdict(value) if is_dataclass(value) else value for name, value in arguments.items()}  # type: ignore[arg-type]
 
 
+def fastest_device() -> str:
+    """The GPU, where there is one."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
 class LearnedSimilarity(LightningModule, ABC):
     """Scores a query against an item; subclasses say how.
 
@@ -210,11 +215,13 @@ class LearnedSimilarity(LightningModule, ABC):
     # -- use -----------------------------------------------------------------------------------------------------------
 
     @classmethod
-    def from_pretrained(cls, checkpoint: str | Path) -> Self:
-        """Loads a released checkpoint folder, in evaluation mode. See `models.checkpoint.load`."""
+    def from_pretrained(
+        cls, checkpoint: str | Path, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+    ) -> Self:
+        """Loads a released checkpoint, in evaluation mode, on a device. See `models.checkpoint.load`."""
         from models.checkpoint import load
 
-        model = load(checkpoint)
+        model = load(checkpoint, dtype=dtype).to(device)
         if not isinstance(model, cls):
             raise TypeError(f"{checkpoint} holds a {type(model).__name__}, expected a {cls.__name__}")
         return model

@@ -42,6 +42,8 @@ class AXN(Searcher):
         query_batch: queries searched together.
     """
 
+    budget: int
+
     def __init__(
         self,
         embeddings: Dense,

@@ -29,6 +29,8 @@ class CUR(Searcher):
         seed: of the choice of anchors.
     """
 
+    budget: int
+
     def __init__(
         self, budget: int = 100, anchor_queries: int = 100, anchor_items: int = 50, rcond: float = 1e-6, seed: int = 0
     ) -> None:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from datamodules.records import Collection
 from datamodules.reps import Reps
-from models.similarity import LearnedSimilarity
+from models.similarity import LearnedSimilarity, fastest_device
 from retrieval.ann import Flat, IndexKind
 from retrieval.encode import encode_items, encode_queries
 from retrieval.first_stage import FirstStage
@@ -46,7 +46,7 @@ class Dense(FirstStage):
             TypeError: its score is not an inner product of two vectors.
         """
         if self._similarity is None:
-            self._similarity = LearnedSimilarity.from_pretrained(self.checkpoint)
+            self._similarity = LearnedSimilarity.from_pretrained(self.checkpoint, fastest_device())
         if not self._similarity.is_inner_product:
             raise TypeError(
                 f"{type(self._similarity).__name__} ({self.checkpoint}) is no inner product of two vectors: a vector "

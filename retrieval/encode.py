@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from datamodules.records import Item, Query
 from datamodules.reps import Reps, concat, to_device
 from models.similarity import LearnedSimilarity
 from retrieval.progress import progress
-from retrieval.store import RepresentationStore
+from retrieval.store import Encode, RepresentationStore
 
 BLOCK = 2048  # records: bounds the memory of tokenising
 
@@ -39,19 +41,25 @@ def encode_items(
     return RepresentationStore(store, items, checkpoint, BLOCK).build(encode, f"encoding {len(items):,} items")
 
 
-def _encoder(
-    similarity: LearnedSimilarity, collate: Callable[[Any], Reps], encode: Callable[[Reps], Reps]
-) -> Callable[[Sequence[Any]], Reps]:
-    def encoded(records: Sequence[Any]) -> Reps:
-        with torch.inference_mode():
-            return to_device(encode(to_device(collate(records), similarity.device)), "cpu")
+def _encoder(similarity: LearnedSimilarity, collate: Callable[[Any], Reps], encode: Callable[[Reps], Reps]) -> Encode:
+    """Encodes blocks; the next one is tokenised in another thread meanwhile."""
+
+    def encoded(blocks: Sequence[Sequence[Any]]) -> Iterator[Reps]:
+        with ThreadPoolExecutor(1) as thread:
+            ahead = deque(thread.submit(collate, block) for block in blocks[:1])
+            for following in range(1, len(blocks) + 1):
+                tokens = ahead.popleft().result()
+                ahead.extend(thread.submit(collate, block) for block in blocks[following : following + 1])
+                with torch.inference_mode():
+                    reps = to_device(encode(to_device(tokens, similarity.device)), "cpu")
+                yield reps
 
     return encoded
 
 
-def _encode(encode: Callable[[Sequence[Any]], Reps], records: Sequence[Any], name: str) -> Reps:
+def _encode(encode: Encode, records: Sequence[Any], name: str) -> Reps:
     if not records:
         raise ValueError(f"there are no {name} to encode")
-    starts = range(0, len(records), BLOCK)
-    description = f"encoding {len(records):,} {name}"
-    return concat([encode(records[start : start + BLOCK]) for start in progress(starts, description)])
+    blocks = [records[start : start + BLOCK] for start in range(0, len(records), BLOCK)]
+    encoded = encode(blocks)
+    return concat([next(encoded) for _ in progress(blocks, f"encoding {len(records):,} {name}")])

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from datamodules.beir import own_items
 from datamodules.records import Collection
 from models.similarity import LearnedSimilarity
 from retrieval.encode import encode_items, encode_queries
@@ -68,20 +69,24 @@ def evaluate(
 ) -> Evaluation:
     """Indexes, searches every evaluated query and measures.
 
+    A query that is an item itself (ArguAna, Quora) is not given itself as a result.
+
     Args:
         task: what to search.
         searcher: how.
-        k: results a query; metrics look no deeper.
+        k: results a query; metrics look no deeper, but for normalised accuracy, which looks at all items scored.
         metrics: ir-measures' names.
         exact: (B, N) exact scores of the evaluated queries with all items, for Top-k-Recall; None: without.
         recalls: the k of Top-k-Recall; those above the results' number are left out.
     """
     searcher.index(task)
+    own = own_items(task.collection)
+    depth = searcher.budget or min(k + bool(own), len(task.collection.items))
     blocks = [task.query_rows[start : start + BLOCK] for start in range(0, len(task.query_rows), BLOCK)]
     parts, seconds = [], []
     for rows in progress(blocks, f"searching {len(task.query_rows):,} queries"):
         start = time.perf_counter()
-        parts.append(searcher.search(rows, k))
+        parts.append(searcher.search(rows, depth))
         seconds += [(time.perf_counter() - start) / len(rows)] * len(rows)
         task.scorer.forget(rows)
     steps: dict[str, float] = {}
@@ -89,11 +94,14 @@ def evaluate(
         for name, spent in part.seconds.items():
             steps[name] = steps.get(name, 0.0) + spent
     items, scores, calls = (np.concatenate([getattr(p, name) for p in parts]) for name in ("items", "scores", "calls"))
-    ranking = Ranking(items, scores, calls, steps)
-    values = accuracies(items, task.collection, task.query_rows)
-    values |= ir_metrics(items, task.collection, task.query_rows, metrics)
+    recall = {}
     if exact is not None:
-        values |= {f"Top-{n}-Recall": topk_recall(items[:, :n], exact, n) for n in recalls if n <= items.shape[1]}
+        recall = {f"Top-{n}-Recall": topk_recall(items[:, :n], exact, n) for n in recalls if n <= items.shape[1]}
+    if own:
+        items, scores = _without(np.array([own.get(row, -1) for row in task.query_rows.tolist()]), items, scores)
+    ranking = Ranking(items[:, :k], scores[:, :k], calls, steps)
+    values = accuracies(items, task.collection, task.query_rows, known_candidates=searcher.budget is not None)
+    values |= ir_metrics(ranking.items, task.collection, task.query_rows, metrics) | recall
     costs = {"calls": calls.astype(float), "milliseconds": 1000 * np.array(seconds)}
     summary = {
         "metrics": {name: _described(column) for name, column in values.items()},
@@ -101,20 +109,34 @@ def evaluate(
         "search_seconds": steps,
         "index_seconds": searcher.index_seconds,
         "index_calls": searcher.index_calls,
+        "bytes": {"representations": task.scorer.representation_bytes},
     }
     return Evaluation(task, ranking, values | costs, summary)
 
 
-def accuracies(items: Rows, collection: Collection, query_rows: Rows) -> dict[str, NDArray[np.float64]]:
-    """Accuracy over all queries; normalised, over those whose gold is among the results; and of ambiguous mentions.
+def _without(own: Rows, items: Rows, scores: Scores) -> tuple[Rows, Scores]:
+    """Rankings (B, m - 1) without the item (B,) that a query is itself (-1: none), or without the last one."""
+    order = np.argsort(items == own[:, None], axis=1, kind="stable")[:, :-1]
+    return np.take_along_axis(items, order, axis=1), np.take_along_axis(scores, order, axis=1)
+
+
+def accuracies(
+    items: Rows, collection: Collection, query_rows: Rows, known_candidates: bool
+) -> dict[str, NDArray[np.float64]]:
+    """Accuracy over all queries; normalised, over those whose gold is a candidate; and of ambiguous mentions.
 
     A mention is ambiguous when the alias table lists at least two items for it. Queries that do not count are NaN.
+
+    Args:
+        items: (B, m) rows, best first.
+        collection: with the judgements.
+        query_rows: (B,) the queries.
+        known_candidates: ``items`` are all candidates that were scored; without them nothing can be normalised.
     """
     hits = accuracy(items[:, 0], collection, query_rows)
-    found = {
-        "accuracy": hits,
-        "accuracy (normalised)": np.where(retrieved(items, collection, query_rows), hits, np.nan),
-    }
+    found = {"accuracy": hits}
+    if known_candidates:
+        found["accuracy (normalised)"] = np.where(retrieved(items, collection, query_rows), hits, np.nan)
     if collection.aliases:
         aliases = [collection.queries[row].alias for row in query_rows.tolist()]
         ambiguous = np.array([alias is not None and len(collection.aliases.get(alias, ())) > 1 for alias in aliases])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import ir_measures
 import numpy as np
@@ -13,12 +14,16 @@ from retrieval.scorer import Rows, Scores
 
 Values = NDArray[np.float64]
 
+EXAMPLES = "nDCG@10, RR@10, R@100, Success@1, AP"
+CELLS = 4_000_000  # numbers drawn at once: bounds the memory of resampling
+
 
 def topk_recall(found: Rows, exact_scores: Scores, k: int) -> Values:
     """Top-k-Recall@m: the share of the exact top k among the m items found (ANNCUR §3).
 
-    An item that ties with the k-th exact score is as good as any other that does, so the found items are compared by
-    their exact scores; the share never exceeds 1.
+    Where items tie with the k-th exact score there are several exact top k, and the one that agrees best counts: a tied
+    item is as right as any other, but no more of them than there are places beside the items above, and none of them
+    makes up for a missing item above. So the share never exceeds 1, and does not depend on how ties were broken.
 
     Args:
         found: (B, m) rows of the items found, distinct in each row.
@@ -29,13 +34,24 @@ def topk_recall(found: Rows, exact_scores: Scores, k: int) -> Values:
         (B,) in [0, 1].
 
     Raises:
-        ValueError: k is larger than N.
+        ValueError: k is larger than N, the shapes do not fit, a row is found twice or is no item, or a score is NaN.
     """
-    if not 1 <= k <= exact_scores.shape[1]:
-        raise ValueError(f"Top-{k}-Recall over {exact_scores.shape[1]} items: k must be between 1 and their number")
+    queries, items = exact_scores.shape
+    if not 1 <= k <= items:
+        raise ValueError(f"Top-{k}-Recall over {items} items: k must be between 1 and their number")
+    if found.ndim != 2 or len(found) != queries:
+        raise ValueError(f"found items have the shape {found.shape}, expected ({queries}, m) as the exact scores have")
+    if found.size and not 0 <= found.min() <= found.max() < items:
+        raise ValueError(f"found items have rows from {found.min()} to {found.max()}, expected 0 to {items - 1}")
+    if (np.diff(np.sort(found, axis=1), axis=1) == 0).any():
+        raise ValueError("an item was found twice for one query, which would count twice; a ranking has distinct items")
+    if np.isnan(exact_scores).any():
+        raise ValueError("the exact scores hold NaN: they do not cover these queries, or the similarity is broken")
     threshold = -np.partition(-exact_scores, k - 1, axis=1)[:, k - 1 : k]
-    hits = (np.take_along_axis(exact_scores, found, axis=1) >= threshold).sum(axis=1)
-    shares: Values = np.minimum(hits, k) / k
+    scores = np.take_along_axis(exact_scores, found, axis=1)
+    places = k - (exact_scores > threshold).sum(axis=1)
+    hits = (scores > threshold).sum(axis=1) + np.minimum((scores == threshold).sum(axis=1), places)
+    shares: Values = hits / k
     return shares
 
 
@@ -51,22 +67,36 @@ def retrieved(candidates: Rows, collection: Collection, query_rows: Rows) -> NDA
     return np.array([bool(np.isin(rows, found).any()) for rows, found in zip(gold, candidates, strict=True)])
 
 
+def parse_measures(names: Sequence[str]) -> dict[str, ir_measures.measures.Measure]:
+    """Measures by the names that were asked for; each is tried on one query, so that hours are not lost to a name.
+
+    Raises:
+        ValueError: ir-measures does not know a name, or cannot compute it here.
+    """
+    return {name: _measure(name) for name in names}
+
+
+def cutoff(measure: ir_measures.measures.Measure) -> int:
+    """How deep a measure looks; 0 where it looks at all results."""
+    return int(measure.params.get("cutoff", 0))
+
+
 def ir_metrics(items: Rows, collection: Collection, query_rows: Rows, names: Sequence[str]) -> dict[str, Values]:
     """Metrics by ir-measures' names (nDCG@10, RR@10, R@100, Success@1, ...).
 
     Args:
-        items: (B, k) rows, best first.
+        items: (B, k) rows, best first, distinct in each row.
         collection: with the judgements.
         query_rows: (B,) the queries.
-        names: what to compute.
+        names: what to compute; two names of one measure (RR@10, MRR@10) get the same values.
 
     Returns:
         For each name (B,) values, 0 where a query has nothing relevant.
 
     Raises:
-        ValueError: ir-measures does not know a name.
+        ValueError: ir-measures does not know a name, or cannot compute it here.
     """
-    measures = {name: _measure(name) for name in names}
+    measures = parse_measures(names)
     qrels = [
         ir_measures.Qrel(str(i), str(item), grade)
         for i, row in enumerate(query_rows.tolist())
@@ -78,38 +108,66 @@ def ir_metrics(items: Rows, collection: Collection, query_rows: Rows, names: Seq
         for i, row in enumerate(items.tolist())
         for place, item in enumerate(row)
     ]
-    values = {name: np.zeros(len(query_rows)) for name in names}
-    by_measure = {measure: name for name, measure in measures.items()}
+    by_measure = {measure: np.zeros(len(query_rows)) for measure in measures.values()}
     if qrels and run:
-        for found in ir_measures.iter_calc(list(measures.values()), qrels, run):
-            values[by_measure[found.measure]][int(found.query_id)] = found.value
-    return values
+        for found in ir_measures.iter_calc(list(by_measure), qrels, run):
+            by_measure[found.measure][int(found.query_id)] = found.value
+    return {name: by_measure[measure].copy() for name, measure in measures.items()}
 
 
 def interval(values: Values, seed: int = 0, samples: int = 10_000) -> tuple[float, float, float]:
     """Mean, and its 95 % percentile bootstrap interval over queries.
 
+    Drawing queries with replacement is a multinomial draw over the distinct values; per-query values have few (R@10 of
+    one relevant item: two), so the time depends on these and not on the number of queries.
+
     Raises:
-        ValueError: there are no values.
+        ValueError: there are no values, or one is not finite.
     """
     if not len(values):
         raise ValueError("an interval needs at least one query")
+    if not np.isfinite(values).all():
+        raise ValueError("an interval needs finite values; leave out the queries that do not count (NaN) first")
     rng = np.random.default_rng(seed)
-    # Counts of a multinomial draw are a bootstrap sample's weights; blocks bound the memory.
+    distinct, counts = np.unique(values, return_counts=True)
+    mean = float(values.mean())
+    # Resampling the deviations leaves no rounding error between the mean and its interval where all values are equal.
+    deviations = (distinct - mean) if len(distinct) > 1 else np.zeros(1)
     means = np.concatenate(
         [
-            rng.multinomial(len(values), np.full(len(values), 1 / len(values)), size=block) @ values / len(values)
-            for block in [1000] * (samples // 1000) + [samples % 1000] * bool(samples % 1000)
+            rng.multinomial(len(values), counts / len(values), size=block) @ deviations / len(values)
+            for block in block_sizes(samples, len(distinct))
         ]
     )
     low, high = np.quantile(means, [0.025, 0.975])
-    return float(values.mean()), float(low), float(high)
+    return mean, mean + float(low), mean + float(high)
+
+
+def block_sizes(samples: int, width: int) -> list[int]:
+    """``samples`` in blocks of rows that hold at most `CELLS` numbers of ``width`` a row."""
+    block = max(1, min(samples, CELLS // max(1, width)))
+    return [min(block, samples - start) for start in range(0, samples, block)]
 
 
 def _measure(name: str) -> ir_measures.measures.Measure:
     try:
-        return ir_measures.parse_measure(name)
+        measure = ir_measures.parse_measure(name)
     except (NameError, ValueError, KeyError) as error:
+        raise ValueError(f"{name!r} is no metric that ir-measures knows ({error}); for example {EXAMPLES}") from error
+    validate: Any = measure.validate_params
+    try:
+        validate()
+    except AssertionError as error:
+        takes = ", ".join(measure.SUPPORTED_PARAMS)
         raise ValueError(
-            f"{name!r} is no metric that ir-measures knows ({error}); for example nDCG@10, RR@10, R@100, Success@1, AP"
+            f"{name!r}: a parameter is missing or of the wrong kind; {type(measure).NAME} takes {takes}; for example "
+            f"{EXAMPLES}"
         ) from error
+    if measure.params.get("cutoff", 1) < 1:  # trec_eval would end the whole process
+        raise ValueError(f"{name!r}: the cutoff must be at least 1; for example {EXAMPLES}")
+    try:
+        list(measure.iter_calc([ir_measures.Qrel("0", "0", 1)], [ir_measures.ScoredDoc("0", "0", 0.0)]))
+    except Exception as error:  # each of the programs behind ir-measures fails in its own way
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{name!r} cannot be computed here ({reason}); for example {EXAMPLES}") from error
+    return measure

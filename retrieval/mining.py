@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,8 @@ from lightning import Callback, LightningModule, Trainer
 
 from datamodules.base import Candidates, RetrievalData, Split
 from datamodules.records import Collection
-from models.similarity import LearnedSimilarity
+from models.similarity import LearnedSimilarity, fastest_device
+from retrieval.atomic import replacing
 from retrieval.dense import Dense
 from retrieval.evaluation import similarity_scorer
 from retrieval.first_stage import FirstStage
@@ -106,7 +106,7 @@ class MineCandidates(Callback):
     def _teacher_model(self) -> LearnedSimilarity:
         if self._teacher is None:
             assert self.teacher is not None
-            self._teacher = LearnedSimilarity.from_pretrained(self.teacher)
+            self._teacher = LearnedSimilarity.from_pretrained(self.teacher, fastest_device())
         return self._teacher
 
     def _taught(self, found: Candidates, collection: Collection) -> Candidates:
@@ -131,14 +131,11 @@ def mine(stage: FirstStage, collection: Collection, depth: int) -> Candidates:
 
 
 def _write(path: Path, mined: Candidates) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_suffix(f".{os.getpid()}.tmp")
-    with scratch.open("wb") as file:
-        kept = {"items": mined.items.astype(np.int32), "scores": mined.scores, "gold_scores": mined.gold_scores}
-        if mined.teacher is not None:
-            kept["teacher"] = mined.teacher
+    kept = {"items": mined.items.astype(np.int32), "scores": mined.scores, "gold_scores": mined.gold_scores}
+    if mined.teacher is not None:
+        kept["teacher"] = mined.teacher
+    with replacing(path) as file:
         np.savez(file, **kept)  # type: ignore[arg-type]  # numpy's stub takes the names for its own options
-    os.replace(scratch, path)
 
 
 def _read(path: Path) -> Candidates:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
 from datamodules.records import Collection, DataError
+from retrieval.atomic import replacing
 from retrieval.progress import progress
 from retrieval.scorer import Scorer
 
@@ -37,10 +37,8 @@ class ScoreMatrix:
     def save(self, path: Path) -> None:
         """Writes one safetensors file, atomically."""
         described = {"query_ids": list(self.query_ids), "fingerprint": self.fingerprint, "checkpoint": self.checkpoint}
-        path.parent.mkdir(parents=True, exist_ok=True)
-        scratch = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-        save_file({"scores": np.ascontiguousarray(self.scores)}, scratch, {"matrix": json.dumps(described)})
-        os.replace(scratch, path)
+        with replacing(path) as file:
+            file.write(save({"scores": np.ascontiguousarray(self.scores)}, {"matrix": json.dumps(described)}))
 
     @classmethod
     def load(cls, path: Path) -> ScoreMatrix:
@@ -113,7 +111,8 @@ def build_matrix(
         columns = np.arange(i, min(i + item_block, num_items))
         shard = scorer(np.repeat(rows, len(columns)), np.tile(columns, len(rows))).reshape(len(rows), len(columns))
         scorer.forget(rows)
-        _write_shard(path, shard)
+        with replacing(path) as file:
+            np.save(file, shard)
     scores = np.empty((len(query_rows), num_items), dtype=np.float32)
     for q, i in blocks:
         shard = np.load(folder / f"{q:06d}-{i:09d}.npy", allow_pickle=False)
@@ -131,16 +130,5 @@ def _claim(folder: Path, manifest: dict[str, Any]) -> None:
                 f"holds shards of another run ({', '.join(differing)} differ); choose another folder or remove it", path
             )
         return
-    folder.mkdir(parents=True, exist_ok=True)
-    scratch = folder / f"manifest.{os.getpid()}.tmp"
-    scratch.write_text(json.dumps(manifest))
-    os.replace(scratch, path)
-
-
-def _write_shard(path: Path, shard: NDArray[np.float32]) -> None:
-    scratch = path.with_suffix(f".{os.getpid()}.tmp")
-    with scratch.open("wb") as file:
-        np.save(file, shard)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(scratch, path)
+    with replacing(path) as file:
+        file.write(json.dumps(manifest).encode())

@@ -26,6 +26,7 @@ class Scorer:
 
     Attributes:
         calls: (Q,) int64, distinct pairs computed for each query.
+        representation_bytes: of the queries' and items' representations; 0 where there are none.
     """
 
     def __init__(self, score_pairs: Callable[[Rows, Rows], NDArray[Any]], num_queries: int, num_items: int) -> None:
@@ -33,6 +34,7 @@ class Scorer:
         self.num_queries = num_queries
         self.num_items = num_items
         self.calls = np.zeros(num_queries, dtype=np.int64)
+        self.representation_bytes = 0
         self._known: dict[int, Scores] = {}
 
     def __call__(self, query_rows: Rows, item_rows: Rows) -> Scores:
@@ -169,7 +171,9 @@ class Scorer:
                 parts.append(scores.float().cpu().numpy())
             return np.concatenate(parts)
 
-        return cls(score, num_rows(queries), num_rows(items))
+        scorer = cls(score, num_rows(queries), num_rows(items))
+        scorer.representation_bytes = sum(part.nbytes for reps in (queries, items) for part in reps.values())
+        return scorer
 
 
 def _rows(rows: Any, name: str) -> Rows:

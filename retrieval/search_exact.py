@@ -41,6 +41,8 @@ class Rerank(Searcher):
         budget: items scored a query.
     """
 
+    budget: int
+
     def __init__(self, first_stage: FirstStage | None = None, budget: int = 100) -> None:
         super().__init__()
         self.first_stage = first_stage or BM25()

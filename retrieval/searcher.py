@@ -90,6 +90,9 @@ class Searcher(ABC):
     calls_similarity: ClassVar[bool] = True
     """Whether the ranking is by the similarity's scores."""
 
+    budget: int | None = None
+    """Items scored a query; None: all of them, or none."""
+
     def __init__(self) -> None:
         self.index_seconds: dict[str, float] = {}
         self.index_calls = 0

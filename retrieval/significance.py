@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import combinations, product
+from dataclasses import dataclass, replace
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from datamodules.records import DataError
-from retrieval.metrics import interval
-from retrieval.run_files import read_metrics, read_per_query
+from retrieval.metrics import Values, block_sizes, interval
+from retrieval.run_files import Run, read_run
 
 EXACT_QUERIES = 16  # up to 65,536 sign patterns, all of them are tried
 
@@ -23,8 +22,9 @@ class Comparison:
 
     Attributes:
         metric: its name.
-        first: folder name of run A.
-        second: folder name of run B.
+        queries: compared; fewer than were run where a metric does not count every query (normalised accuracy).
+        first: folder of run A, by its last part if that is enough to tell the runs apart.
+        second: folder of run B.
         means: of A and of B.
         difference: mean of B - A.
         low: of its 95 % interval.
@@ -34,6 +34,7 @@ class Comparison:
     """
 
     metric: str
+    queries: int
     first: str
     second: str
     means: tuple[float, float]
@@ -44,75 +45,114 @@ class Comparison:
     holm: float
 
 
-def paired_randomization(
-    first: NDArray[np.float64], second: NDArray[np.float64], samples: int = 100_000, seed: int = 0
-) -> float:
+def paired_randomization(first: Values, second: Values, samples: int = 100_000, seed: int = 0) -> float:
     """Two-sided p value of the mean difference under random exchange of the two values of each query.
+
+    A query with equal values on both sides changes no sum, so only the others are exchanged. If at most 16 of them are
+    left, all patterns are tried and p is exact; else it is (1 + patterns as extreme) / (1 + samples).
 
     Args:
         first: (B,) per-query values.
         second: (B,) values of the same queries.
-        samples: random sign patterns; with few queries all patterns are tried instead.
+        samples: random sign patterns.
         seed: of the patterns.
+
+    Raises:
+        ValueError: the shapes differ, or a value is not finite.
     """
+    if first.shape != second.shape or first.ndim != 1:
+        raise ValueError(f"paired values must have one shape (B,), got {first.shape} and {second.shape}")
     differences = second - first
-    observed = abs(differences.sum()) - 1e-12  # rounding must not decide between equal sums
+    if not np.isfinite(differences).all():
+        raise ValueError("paired values must be finite; leave out the queries that do not count (NaN) in both runs")
+    differences = differences[differences != 0]
+    # Rounding must not decide between sums that are equal: it is in proportion to the size of the terms.
+    observed = abs(differences.sum()) - 1e-9 * np.abs(differences).sum()
     if len(differences) <= EXACT_QUERIES:
-        signs = np.array(list(product((-1, 1), repeat=len(differences))))
-        return float((np.abs(signs @ differences) >= observed).mean())
+        patterns = np.arange(2 ** len(differences))[:, None] >> np.arange(len(differences))
+        return float((np.abs((1 - 2 * (patterns & 1)) @ differences) >= observed).mean())
     rng = np.random.default_rng(seed)
     beyond = 0
-    for start in range(0, samples, 1000):
-        signs = rng.integers(0, 2, size=(min(1000, samples - start), len(differences)), dtype=np.int8) * 2.0 - 1.0
-        beyond += int((np.abs(signs @ differences) >= observed).sum())
+    for block in block_sizes(samples, len(differences)):
+        drawn = rng.integers(0, 256, size=(block, -(-len(differences) // 8)), dtype=np.uint8)
+        exchanged = np.unpackbits(drawn, axis=1, count=len(differences)) @ differences
+        beyond += int((np.abs(differences.sum() - 2 * exchanged) >= observed).sum())
     return (beyond + 1) / (samples + 1)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's step-down correction, in the order given."""
-    order = np.argsort(p_values, kind="stable")
+    """Holm's step-down correction, in the order given.
+
+    Raises:
+        ValueError: a value lies outside [0, 1].
+    """
+    if not all(0 <= p <= 1 for p in p_values):
+        raise ValueError(f"p values must lie between 0 and 1, got {list(p_values)}")
     corrected = np.empty(len(p_values))
     highest = 0.0
-    for rank, where in enumerate(order):
+    for rank, where in enumerate(np.argsort(p_values, kind="stable")):
         highest = max(highest, min(1.0, (len(p_values) - rank) * p_values[where]))
         corrected[where] = highest
     return corrected.tolist()
 
 
 def compare_runs(folders: Sequence[Path], metrics: Sequence[str] | None = None) -> list[Comparison]:
-    """Every pair of runs in every metric.
+    """Every pair of runs in every metric; Holm's correction is over all rows.
 
     Args:
         folders: output folders of ``evaluate.py run``.
-        metrics: names; None: all that the runs have in common.
+        metrics: names, also ``calls`` and ``milliseconds``; None: all metrics of quality that the runs have in common.
 
     Raises:
-        DataError: fewer than two runs, other data or other queries in one of them, or an unknown metric.
+        DataError: fewer than two runs, a damaged one, other data or other queries in one of them, or an unknown metric.
     """
     if len(folders) < 2:
         raise DataError(f"comparing needs at least two runs, got {len(folders)}")
-    described = [read_metrics(folder) for folder in folders]
-    values = [read_per_query(folder) for folder in folders]
-    for folder, about, rows in zip(folders[1:], described[1:], values[1:], strict=True):
-        if about["data"]["fingerprint"] != described[0]["data"]["fingerprint"]:
-            raise DataError(f"{folder} was run on other data than {folders[0]}; compare runs on the same collection")
-        if rows["id"] != values[0]["id"]:
-            raise DataError(f"{folder} and {folders[0]} evaluated different queries; use the same --queries and --seed")
-    common = [name for name in values[0] if name != "id" and all(name in rows for rows in values)]
-    unknown = sorted(set(metrics or ()) - set(common))
-    if unknown:
+    runs = [read_run(folder) for folder in folders]
+    for run in runs[1:]:
+        _check_same_queries(runs[0], run)
+    labels = [folder.name for folder in folders]
+    if len(set(labels)) < len(labels):
+        labels = [str(folder) for folder in folders]
+    named = zip(labels, runs, strict=True)
+    pairs = list(combinations(named, 2))
+    rows = [_compared(name, *first, *second) for name in _chosen(runs, metrics) for first, second in pairs]
+    corrected = holm([row.p for row in rows])
+    return [replace(row, holm=p) for row, p in zip(rows, corrected, strict=True)]
+
+
+def _compared(metric: str, first: str, one: Run, second: str, other: Run) -> Comparison:
+    a, b = (np.array(run.columns[metric], dtype=float) for run in (one, other))  # null becomes NaN
+    known = np.isfinite(a) & np.isfinite(b)
+    if not known.any():
+        raise DataError(f"{metric!r} counts no query in both {one.folder} and {other.folder}; leave it out")
+    a, b = a[known], b[known]
+    p = paired_randomization(a, b)
+    means = float(a.mean()), float(b.mean())
+    return Comparison(metric, len(a), first, second, means, *interval(b - a), p, p)
+
+
+def _check_same_queries(one: Run, other: Run) -> None:
+    data, others = one.described["data"], other.described["data"]
+    if data["fingerprint"] != others["fingerprint"]:
+        raise DataError(
+            f"{other.folder} ({others['name']}) was run on other data than {one.folder} ({data['name']}): the "
+            "fingerprints differ; compare runs on the same collection"
+        )
+    if one.columns["id"] != other.columns["id"]:
+        ids, asked = set(one.columns["id"]), set(other.columns["id"])
+        raise DataError(
+            f"{other.folder} and {one.folder} evaluated different queries ({len(asked)} and {len(ids)}, "
+            f"{len(ids & asked)} in common); use the same --queries, --seed and --exact"
+        )
+
+
+def _chosen(runs: Sequence[Run], metrics: Sequence[str] | None) -> list[str]:
+    common = [name for name in runs[0].columns if name != "id" and all(name in run.columns for run in runs)]
+    if unknown := sorted(set(metrics or ()) - set(common)):
         raise DataError(f"{unknown[0]!r} is not in every run; they have {', '.join(common)} in common")
-    tests = []
-    for name in metrics or common:
-        for a, b in combinations(range(len(folders)), 2):
-            first, second = np.array(values[a][name], dtype=float), np.array(values[b][name], dtype=float)
-            known = np.isfinite(first) & np.isfinite(second)
-            first, second = first[known], second[known]
-            difference, low, high = interval(second - first)
-            p = paired_randomization(first, second)
-            tests.append((name, a, b, (first.mean(), second.mean()), difference, low, high, p))
-    corrected = holm([test[-1] for test in tests])
-    return [
-        Comparison(name, folders[a].name, folders[b].name, (float(x), float(y)), difference, low, high, p, adjusted)
-        for (name, a, b, (x, y), difference, low, high, p), adjusted in zip(tests, corrected, strict=True)
-    ]
+    # Costs differ by design: testing them unasked would only weaken the correction of the other rows.
+    chosen = [name for name in common if name in runs[0].described["metrics"]] if metrics is None else metrics
+    if not chosen:
+        raise DataError(f"there is nothing to compare: the runs have {', '.join(common) or 'no values'} in common")
+    return list(dict.fromkeys(chosen))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,10 @@ from numpy.typing import NDArray
 
 from datamodules.records import DataError
 from datamodules.reps import Ragged, Reps, num_rows
+from retrieval.atomic import replacing
 from retrieval.progress import progress
 
-Encode = Callable[[Sequence[Any]], Reps]
+Encode = Callable[[Sequence[Sequence[Any]]], Iterator[Reps]]
 
 
 class RepresentationStore:
@@ -49,7 +49,7 @@ class RepresentationStore:
         """Encodes what is missing and opens the store.
 
         Args:
-            encode: records to representations, on the CPU.
+            encode: blocks of records to their representations, on the CPU, one after the other.
             description: what the progress bar calls it.
 
         Raises:
@@ -58,9 +58,10 @@ class RepresentationStore:
         self._claim()
         if not (self.folder / "parts.json").exists():
             starts = range(0, len(self.records), self.block)
-            for start in progress(starts, description):
-                if not self._path(start).exists():
-                    self._write(start, encode(self.records[start : start + self.block]))
+            missing = [start for start in starts if not self._path(start).exists()]
+            encoded = encode([self.records[start : start + self.block] for start in missing])
+            for start in progress(missing, description):
+                self._write(start, next(encoded))
             self._join(starts)
         return self.open()
 
@@ -101,8 +102,8 @@ class RepresentationStore:
                     f"was made with other {' and '.join(differing)}; choose another folder or remove it", path
                 )
             return
-        self.folder.mkdir(parents=True, exist_ok=True)
-        _replace(path, lambda scratch: scratch.write_text(json.dumps(self.identity)))
+        with replacing(path) as file:
+            file.write(json.dumps(self.identity).encode())
 
     def _path(self, start: int) -> Path:
         return self.folder / f"block-{start:010d}.npz"
@@ -115,13 +116,8 @@ class RepresentationStore:
             else:
                 arrays[name] = part.numpy()
 
-        def write(scratch: Path) -> None:
-            with scratch.open("wb") as file:
-                np.savez(file, **arrays)  # type: ignore[arg-type]
-                file.flush()
-                os.fsync(file.fileno())
-
-        _replace(self._path(start), write)
+        with replacing(self._path(start)) as file:
+            np.savez(file, **arrays)  # type: ignore[arg-type]
 
     def _join(self, starts: Sequence[int]) -> None:
         """One file a part, written block by block, so that no more than one block is in memory."""
@@ -135,7 +131,8 @@ class RepresentationStore:
                 lengths = np.concatenate([self._block(start, f"{name}.lengths") for start in starts])
                 offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
                 np.save(self.folder / f"{name}.offsets.npy", offsets)
-        _replace(self.folder / "parts.json", lambda scratch: scratch.write_text(json.dumps(ragged)))
+        with replacing(self.folder / "parts.json") as file:
+            file.write(json.dumps(ragged).encode())
         for start in starts:
             self._path(start).unlink()
 
@@ -153,9 +150,3 @@ class RepresentationStore:
         with np.load(self._path(start), allow_pickle=False) as block:
             found: NDArray[Any] = block[key]
         return found
-
-
-def _replace(path: Path, write: Callable[[Path], Any]) -> None:
-    scratch = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    write(scratch)
-    os.replace(scratch, path)

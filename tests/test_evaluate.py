@@ -18,6 +18,7 @@ from datamodules.records import DataError
 from models import checkpoint
 from models.cross_encoder import CrossEncoder
 from models.dual_encoder import DualEncoder
+from retrieval.run_files import read_trec
 from tests.toy import toy_collection
 
 ROOT = Path(__file__).parents[1]
@@ -88,6 +89,31 @@ def test_matrix_compare_and_search(world: Path, capsys: pytest.CaptureFixture[st
     assert "Holm" in capsys.readouterr().out
     evaluate.main(["search", *data, "--k", "3", "--search", "Rerank", "--search.budget", "5", "boat river"])
     assert "5 calls" in capsys.readouterr().out
+
+
+def test_metrics_are_checked_before_the_search(world: Path) -> None:
+    """R@100 of 10 results would be R@10 under another name; a misspelt metric must not cost the hours of a search."""
+    found = run(world, "shallow")
+    assert "R@10" in found["metrics"] and "R@64" not in found["metrics"]
+    with pytest.raises(DataError, match="R@20 looks deeper than the 10 results"):
+        run(world, "deep", "--metrics", "[R@20]")
+    with pytest.raises(ValueError, match="no metric"):
+        run(world, "unknown", "--metrics", "[Rcall@5]")
+    assert not (world / "deep").exists() and not (world / "unknown").exists()
+
+
+def test_bfloat16_is_close_and_said(world: Path) -> None:
+    """Half the bytes a weight must move the scores only by rounding, and nobody may take them for exact ones."""
+    exact = run(world, "fp32", "--search", "Rerank", "--search.first_stage", "BM25", "--search.budget", "12")
+    half = run(
+        world, "half", "--search", "Rerank", "--search.first_stage", "BM25", "--search.budget", "12", "--bf16", "true"
+    )
+    assert (exact["bf16"], half["bf16"]) == (False, True)
+    runs = [read_trec(world / name / "run.trec") for name in ("fp32", "half")]
+    a, b = ({(q, item): score for q, found in one.items() for item, score in found} for one in runs)
+    common = sorted(a.keys() & b.keys())
+    difference = np.abs([a[key] - b[key] for key in common])
+    assert len(common) > 200 and 0 < difference.max() < 0.05 * np.std([a[key] for key in common]) + 0.2
 
 
 def test_retrieve_needs_no_checkpoint(world: Path) -> None:

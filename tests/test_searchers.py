@@ -95,7 +95,7 @@ def test_budgets_are_kept_and_rankings_are_exact(seed: int, width: int, copies: 
         ranking = searcher.search(task.query_rows, 5)
         spent = task.scorer.calls[:5] - before[:5]
         assert np.array_equal(ranking.calls, spent)
-        expected = getattr(searcher, "budget", 40) if searcher.calls_similarity else 0
+        expected = (searcher.budget or 40) if searcher.calls_similarity else 0
         assert np.array_equal(spent, np.full(5, expected))
         for row in range(5):
             assert len(set(ranking.items[row])) == 5

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,7 @@ from models.cross_encoder import CrossEncoder
 from models.dual_encoder import DualEncoder
 from models.similarity import LearnedSimilarity
 from retrieval.encode import encode_items
-from retrieval.store import RepresentationStore
+from retrieval.store import Encode, RepresentationStore
 from tests.toy import toy_collection
 
 ITEMS = [Item(str(i), "boat " * (1 + i % 5)) for i in range(23)]
@@ -31,6 +31,10 @@ def encode(records: Sequence[Item]) -> Reps:
         "vector": torch.stack([numbers, -numbers], dim=1),
         "ids": Ragged.of([[int(r.id)] * (1 + int(r.id) % 3) for r in records]),
     }
+
+
+def blockwise(encode: Callable[[Sequence[Item]], Reps]) -> Encode:
+    return lambda blocks: map(encode, blocks)
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -51,16 +55,16 @@ def test_killed_builds_end_with_the_same_bytes(tmp_path: Path, survived: int) ->
 
     broken = RepresentationStore(tmp_path / "a", ITEMS, "m", block=4)
     with pytest.raises(Killed):
-        broken.build(dying, "x")
+        broken.build(blockwise(dying), "x")
     (tmp_path / "a" / "block-0000000004.npz.99.tmp").write_bytes(b"half")
     (tmp_path / "a" / "vector.npy").write_bytes(b"half")
     calls = []
     reps = RepresentationStore(tmp_path / "a", ITEMS, "m", block=4).build(
-        lambda r: (calls.append(len(r)), encode(r))[1], "x"
+        blockwise(lambda r: (calls.append(len(r)), encode(r))[1]), "x"
     )
     assert len(calls) == 6 - survived
     (tmp_path / "a" / "block-0000000004.npz.99.tmp").unlink()
-    RepresentationStore(tmp_path / "b", ITEMS, "m", block=4).build(encode, "x")
+    RepresentationStore(tmp_path / "b", ITEMS, "m", block=4).build(blockwise(encode), "x")
     assert files(tmp_path / "a") == files(tmp_path / "b")
     whole = encode(ITEMS)
     assert torch.equal(reps["vector"], whole["vector"])  # type: ignore[arg-type]
@@ -70,21 +74,21 @@ def test_killed_builds_end_with_the_same_bytes(tmp_path: Path, survived: int) ->
 
 def test_a_finished_store_encodes_nothing(tmp_path: Path) -> None:
     """Its whole point."""
-    RepresentationStore(tmp_path, ITEMS, "m").build(encode, "x")
+    RepresentationStore(tmp_path, ITEMS, "m").build(blockwise(encode), "x")
 
     def never(records: Sequence[Item]) -> Reps:
         raise AssertionError
 
-    assert len(RepresentationStore(tmp_path, ITEMS, "m").build(never, "x")["ids"]) == 23
+    assert len(RepresentationStore(tmp_path, ITEMS, "m").build(blockwise(never), "x")["ids"]) == 23
 
 
 def test_other_records_or_weights_are_refused(tmp_path: Path) -> None:
     """Vectors of another model or of yesterday's corpus look like vectors."""
-    RepresentationStore(tmp_path, ITEMS, "m").build(encode, "x")
+    RepresentationStore(tmp_path, ITEMS, "m").build(blockwise(encode), "x")
     with pytest.raises(DataError, match="other checkpoint"):
-        RepresentationStore(tmp_path, ITEMS, "n").build(encode, "x")
+        RepresentationStore(tmp_path, ITEMS, "n").build(blockwise(encode), "x")
     with pytest.raises(DataError, match="other records"):
-        RepresentationStore(tmp_path, ITEMS[:-1], "m").build(encode, "x")
+        RepresentationStore(tmp_path, ITEMS[:-1], "m").build(blockwise(encode), "x")
     whole = (tmp_path / "vector.npy").read_bytes()
     (tmp_path / "vector.npy").write_bytes(whole[:-8])
     with pytest.raises(DataError, match=r"vector\.npy: is missing or cut short"):

@@ -1,0 +1,235 @@
+"""The page and the lines that people look at: self-contained, escaped, complete, quiet in log files."""
+
+from __future__ import annotations
+
+import base64
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from datamodules.records import Collection, Item, Query
+from retrieval import progress as shown
+from retrieval.report import Curves, Example, RunReport, write_report
+from retrieval.searcher import Ranking
+from tests.test_run_files import description
+
+EVIL = "<script>alert(1)</script>"
+CURVES: Curves = {
+    "AXN": {1: [(50.0, 0.2), (500.0, 0.9)], 10: [(50.0, 0.4)]},
+    f"$\\oops$ {EVIL}": {1: [(100.0, 0.31234)]},
+}
+
+
+class Page(HTMLParser):
+    """What a browser would see: tags with their attributes, the text, the pictures."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.source = path.read_text(encoding="utf-8")
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.text = ""
+        self.feed(self.source)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in ("meta", "br", "img"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if "style" not in self.open:
+            self.text += data if "small" in self.open or "mark" in self.open else f"{data}\n"
+
+    def pictures(self) -> list[ElementTree.Element]:
+        sources = [str(attributes["src"]) for tag, attributes in self.tags if tag == "img"]
+        return [ElementTree.fromstring(base64.b64decode(source.partition(";base64,")[2])) for source in sources]
+
+
+def run(name: str, **changes: Any) -> RunReport:
+    return RunReport(name, {**description({"accuracy": [1.0, 0.0], "RR@10": [1.0, 0.5]}), **changes})
+
+
+def example(text: str = "a <b>boat</b> & more", mention: tuple[int, int] | None = (2, 6)) -> Example:
+    items = [Item(f"i{n}", f"text {n}{EVIL if n == 1 else ''}", EVIL if n == 2 else "") for n in range(9)]
+    collection = Collection("c", items, [Query("q0", text, mention)], [{2: 1, 7: 1, 8: 2}])
+    ranking = Ranking(np.array([[2, 1, 0, 3, 4, 7]]), -np.arange(6, dtype=np.float32)[None], np.array([6]))
+    return Example.of(collection, np.array([0]), ranking, 0)
+
+
+def write(path: Path, runs: list[RunReport], curves: Curves = CURVES, examples: tuple[Example, ...] = ()) -> Page:
+    write_report(path / "report.html", runs, curves, examples)
+    return Page(path / "report.html")
+
+
+def test_page_asks_for_nothing_and_runs_nothing(tmp_path: Path) -> None:
+    """A page that is sent to somebody must look the same there, and tell no server that it was opened."""
+    page = write(tmp_path, [run("a")], examples=(example(),))
+    tags = [tag for tag, _ in page.tags]
+    assert not {"script", "link", "iframe", "object", "svg"} & set(tags) and page.open == []
+    assert all(str(found.get("src", "data:")).startswith("data:") and "href" not in found for _, found in page.tags)
+    assert not [name for _, found in page.tags for name in found if name.startswith("on")]
+    assert "url(" not in page.source and "@import" not in page.source
+    assert ("meta", "default-src 'none'; style-src 'unsafe-inline'; img-src data:") in [
+        (tag, found.get("content")) for tag, found in page.tags
+    ]
+    for picture in page.pictures():
+        assert picture.tag == "{http://www.w3.org/2000/svg}svg"
+        links = [value for part in picture.iter() for name, value in part.attrib.items() if name.endswith("href")]
+        assert links and all(link.startswith("#") for link in links)
+
+
+def test_texts_stay_texts(tmp_path: Path) -> None:
+    """Texts of the data, names and settings must not become markup, and must be readable as they are."""
+    given = run(
+        f"run {EVIL}", searcher={"name": "X", "by": EVIL}, command=EVIL, data={"name": EVIL, "fingerprint": "f"}
+    )
+    page = write(tmp_path, [given], examples=(example(),))
+    assert "<script" not in page.source
+    assert page.text.count(EVIL) >= 7
+    assert "a <mark>&lt;b&gt;b</mark>oat&lt;/b&gt; &amp; more" in page.source
+
+
+def test_mention_in_a_long_context_is_shown(tmp_path: Path) -> None:
+    """A text that is cut at its beginning would hide the mention, which is what the example is about."""
+    text = "left " * 500 + "the boat" + " right" * 500
+    page = write(tmp_path, [run("a")], {}, (example(text, (2504, 2508)),))
+    assert re.search(r"… [^<]{150,200}<mark>boat</mark> [^<]{150,200} …", page.source)
+
+
+def test_relevant_items_are_marked_and_found_below(tmp_path: Path) -> None:
+    """Colour alone does not reach everyone; a relevant item that is not shown must say where it went."""
+    page = write(tmp_path, [run("a")], {}, (example(),))
+    assert len([1 for tag, found in page.tags if found.get("class") == "gold"]) == 1
+    assert page.source.count("<span class=badge>relevant</span>") == 3
+    assert "place 6: text 7" in page.text and "not among the 6 results: text 8" in page.text
+
+
+def test_figures_of_one_run(tmp_path: Path) -> None:
+    """Quality with intervals, and n where some queries do not count; costs with their units."""
+    nan = float("nan")
+    described = description({"accuracy": [1.0, 0.0, 1.0, 1.0], "normalised": [1.0, nan, nan, 0.0]})
+    page = write(
+        tmp_path, [RunReport("a", {**described, "bytes": {"index": 1234567}, "search_seconds": {"scoring": 2}})]
+    )
+    for text in (
+        "0.7500",
+        "0.6500 to 0.8500",
+        "0.5000",
+        "0.4000 to 0.6000, n = 2",
+        "calls a query",
+        "10.0",
+        "9.0 to 11.0",
+    ):
+        assert text in page.text
+    for text in (
+        "first stage: 0.50 s",
+        "scoring: 2.00 s",
+        "index: 1,234,567",
+        "4 queries",
+        "fingerprint ffffffffffff\n",
+    ):
+        assert text in page.text
+    assert "unknown: not run from a repository" in page.text
+    assert page.text.count("n = ") == 1
+
+
+def test_runs_over_other_numbers_of_queries_say_so(tmp_path: Path) -> None:
+    """A mean over 100 queries beside one over 472 reads like a comparison."""
+    assert "<th>queries</th>" not in write(tmp_path, [run("a"), run("b")]).source
+    page = write(tmp_path, [run("a", queries=472), run("b", queries=100)])
+    assert "<tr><th>queries</th><td>472</td><td>100</td></tr>" in page.source
+
+
+@pytest.mark.parametrize("number", [2, 5])
+def test_several_runs_stand_in_one_table(tmp_path: Path, number: int) -> None:
+    """Each figure under its own run, whichever way the table lies; what all share is said once."""
+    runs = [run(f"run{n}", metrics={f"m{n}": {"mean": n / 8, "low": n / 8, "high": n / 8}}) for n in range(number)]
+    page = write(tmp_path, [*runs, run("other data", data={"name": "d", "fingerprint": "e" * 64})])
+    assert page.text.count("versions") == 1 and page.text.count("fingerprint") == number + 1
+    quality = page.source[page.source.index("Quality") : page.source.index("Cost")]
+    table = [re.findall(r"<t[hd]>(.*?)</t[hd]>", row) for row in re.findall(r"<tr>(.*?)</tr>", quality)]
+    if table[0][1] != "run0":
+        table = [list(column) for column in zip(*table, strict=True)]
+    assert table[0][1:] == [f"run{n}" for n in range(number)] + ["other data"]
+    cells = {line[0]: line[1:] for line in table[1:]}
+    for n in range(number):
+        assert [cell.split()[0] for cell in cells[f"m{n}"]] == ["-"] * n + [f"{n / 8:.4f}"] + ["-"] * (number - n)
+
+
+def test_curves(tmp_path: Path) -> None:
+    """One panel for each k with points, each named; the numbers behind the curves; the axis says what it counts."""
+    page = write(tmp_path, [run("a")])
+    alts = [found["alt"] for tag, found in page.tags if tag == "img"]
+    assert alts == ["Top-1-Recall against calls a query", "Top-10-Recall against calls a query"]
+    table = page.source[page.source.index("the numbers") :]
+    assert "<th>50</th><th>100</th><th>500</th>" in table
+    assert "<th>AXN</th><td>0.2000</td><td>-</td><td>0.9000</td>" in table and "0.3123" in table
+    write_report(tmp_path / "report.html", [run("a")], CURVES, (), x_label="results looked at")
+    assert "calls a query" not in Page(tmp_path / "report.html").text.partition("Recall\n")[2]
+    assert not write(tmp_path, [run("a")], {}).pictures()
+
+
+def test_page_is_the_same_each_time(tmp_path: Path) -> None:
+    """Dates and random ids would make each report differ from the last without a reason."""
+    first = write(tmp_path, [run("a")], examples=(example(),)).source
+    assert write(tmp_path, [run("a")], examples=(example(),)).source == first
+    with pytest.raises(ValueError, match="at least one run"):
+        write_report(tmp_path / "none.html", [], {}, [])
+    assert not (tmp_path / "none.html").exists()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """A clock that stands still unless its only number is changed."""
+    now = [100.0]
+    monkeypatch.setattr("retrieval.progress.time.monotonic", lambda: now[0])
+    return now
+
+
+def test_progress_in_a_log_file(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
+    """A bar in a log file makes thousands of lines; without any line nobody knows when it will end."""
+    seen = []
+    for step in shown.progress(list(range(10)), "scoring"):
+        seen.append(step)
+        clock[0] += 12
+    assert seen == list(range(10))
+    assert capsys.readouterr().err.splitlines() == [
+        "scoring: 3/10, 12.0 s each, 0:01:24 left",
+        "scoring: 6/10, 12.0 s each, 0:00:48 left",
+        "scoring: 9/10, 12.0 s each, 0:00:12 left",
+        "scoring: done in 0:02:00",
+    ]
+
+
+def test_short_work_leaves_no_line(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
+    """Half a minute is not worth a line; nor is work without steps an error."""
+    for _ in shown.progress(list(range(100)), "scoring"):
+        clock[0] += 0.25
+    assert list(shown.progress([], "nothing")) == []
+    assert capsys.readouterr().err == ""
+
+
+def test_progress_at_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """One bar inside another (encoding queries while searching) must not end the work, nor brackets vanish."""
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    pairs = [(a, b) for a in shown.progress([1, 2], "outer [bold]") for b in shown.progress([3, 4], "inner")]
+    assert pairs == [(1, 3), (1, 4), (2, 3), (2, 4)]
+    assert "outer [bold]" in capsys.readouterr().err
+
+
+def test_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    """Rich takes brackets for markup: a name with them must not vanish from the plan."""
+    shown.plan("plan [x]", {"scores [y]": "4 queries x 10 items = 40 pairs", "file": "1.5 MB [z]"})
+    lines = capsys.readouterr().err
+    for text in ("plan [x]", "scores [y]", "40 pairs", "1.5 MB [z]"):
+        assert text in lines
