@@ -46,7 +46,7 @@ def run(
     checkpoint: str | None = None,
     search: Searcher | None = None,
     queries: int | None = None,
-    k: int = 100,
+    k: int | None = None,
     metrics: list[str] | None = None,
     exact: Path | None = None,
     seed: int = 0,
@@ -61,7 +61,7 @@ def run(
             ``--search Retrieve``, which ranks by its first stage alone.
         search: the searcher; Exact if none is given.
         queries: evaluate a fixed random sample of so many queries; the others may serve as anchors. None: all.
-        k: results a query.
+        k: results a query. None: 100, or as many as the budget or the collection has.
         metrics: names as ir-measures has them. None: nDCG@10, RR@10, R@1, R@10, R@64 and R@100, as deep as there are
             results.
         exact: exact scores made by ``evaluate.py matrix``: adds Top-k-Recall, and the queries are those of the matrix.
@@ -71,7 +71,10 @@ def run(
     searcher = search or Exact()
     collection = single(data)
     known = None if exact is None else ScoreMatrix.load(exact)
-    k = min(k, len(collection.items), searcher.budget or k)
+    most = min(len(collection.items), searcher.budget or len(collection.items))
+    if k is not None and not 1 <= k <= most:
+        raise DataError(f"--k {k}: with these items and this budget there are between 1 and {most} results")
+    k = k or min(100, most)
     names = chosen_metrics(metrics, k, len(collection.items))
     rows, anchors = split_queries(collection, queries, seed)
     if known is not None:
@@ -88,6 +91,7 @@ def run(
         "data": {"name": collection.name, "fingerprint": collection.fingerprint, "notes": dict(collection.notes)},
         "searcher": {"name": type(searcher).__name__, **settings(searcher)},
         "queries": len(rows),
+        "truncated": similarity.text.truncated if similarity and similarity.text else 0,
         "k": k,
         "seed": seed,
         **result.summary,
@@ -107,6 +111,8 @@ def run(
     curves = {} if known is None else {type(searcher).__name__: recall_curve(result.ranking, known.scores)}
     write_report(output / "report.html", [RunReport(output.name, described)], curves, examples, "results looked at")
     show(described)
+    if described["truncated"]:
+        print(f"{described['truncated']:,} texts were longer than the model takes, and truncated")
     print(f"written: {output / 'report.html'}")
 
 
@@ -296,6 +302,8 @@ def estimated(similarity: LearnedSimilarity, collection: Collection, calls: int)
     encoded = time.perf_counter()
     scorer.score_lists(np.arange(few[1]), np.tile(np.arange(few[0]), (few[1], 1)))
     scored = time.perf_counter()
+    if similarity.text is not None:
+        similarity.text.truncated = 0  # these records come again
     share = (len(collection.items) + len(collection.queries)) / sum(few)
     seconds = share * (encoded - start) + calls * (scored - encoded) / (few[0] * few[1])
     return {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,8 @@ def main(args: list[str] | None = None, run: bool = True) -> CLI:
 
 
 if __name__ == "__main__":
+    # It is resumable, by asking the trainer where it stands (ResumableLoader).
+    warnings.filterwarnings("ignore", message=".*your dataloader is not resumable")
     try:
         main()
     except (FloatingPointError, OSError, TypeError, ValueError) as error:

@@ -42,8 +42,8 @@ def save(model: LearnedSimilarity, folder: str | Path, dtype: torch.dtype = torc
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
         save_file(tensors, Path(scratch) / "model.safetensors")
         (Path(scratch) / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-        text: Any = model.text
-        text.tokenizer.save_pretrained(scratch)
+        if model.text is not None:
+            model.text.tokenizer.save_pretrained(scratch)
         for file in sorted(Path(scratch).iterdir()):
             os.replace(file, folder / file.name)
 

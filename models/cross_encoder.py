@@ -34,6 +34,8 @@ class CrossEncoder(LearnedSimilarity):
         seed: of dropout.
     """
 
+    text: TextEncoder
+
     def __init__(
         self,
         backbone: BackboneConfig | None = None,

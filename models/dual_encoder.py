@@ -33,6 +33,8 @@ class DualEncoder(LearnedSimilarity):
         seed: of dropout.
     """
 
+    text: TextEncoder
+
     is_inner_product: ClassVar[bool] = True
 
     def __init__(

@@ -19,6 +19,7 @@ from datamodules.batch import Batch
 from datamodules.records import Item, Query
 from datamodules.reps import Reps, take
 from losses import Loss, SoftmaxCrossEntropy
+from models.tokens import TextEncoder
 
 
 @dataclass
@@ -70,6 +71,9 @@ class LearnedSimilarity(LightningModule, ABC):
 
     is_inner_product: ClassVar[bool] = False
     """Whether the score is <query["vector"], item["vector"]>, so that a vector index may search it."""
+
+    text: TextEncoder | None = None
+    """How texts become token ids, where there are texts."""
 
     weights_sha256: str = ""
     """sha256 of the weights file that the model was loaded from; empty for a model at hand."""
@@ -202,6 +206,8 @@ class LearnedSimilarity(LightningModule, ABC):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keeps what is trained; the frozen backbone is found by name and hash."""
         checkpoint["state_dict"] = self.trained_state()
+        # Under Lightning's own key its command line would take them for the recipe's model, which lacks the class then.
+        checkpoint["arguments"] = checkpoint.pop("hyper_parameters", {})
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Refuses a checkpoint that holds other parameters than this model trains."""

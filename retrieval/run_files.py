@@ -8,6 +8,7 @@ metrics.json is one object:
 | data | ``name``, ``fingerprint`` (sha256 over records and judgements), ``notes``: what the reader counted, by reason |
 | searcher | ``name`` of the class and its settings |
 | queries, k, seed | how many queries were evaluated, results a query, seed of the sample of queries |
+| truncated | how many texts were longer than the model takes |
 | metrics | by name: ``mean``, ``low``, ``high`` (95 % bootstrap interval over queries), ``queries`` that count |
 | cost | the same for ``calls`` (distinct pairs scored a query) and ``milliseconds`` (wall time a query) |
 | search_seconds, index_seconds | by step, over all queries |

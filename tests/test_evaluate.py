@@ -97,6 +97,8 @@ def test_metrics_are_checked_before_the_search(world: Path) -> None:
     assert "R@10" in found["metrics"] and "R@64" not in found["metrics"]
     with pytest.raises(DataError, match="R@20 looks deeper than the 10 results"):
         run(world, "deep", "--metrics", "[R@20]")
+    with pytest.raises(DataError, match="between 1 and 5 results"):
+        run(world, "deep", "--search", "Rerank", "--search.budget", "5")
     with pytest.raises(ValueError, match="no metric"):
         run(world, "unknown", "--metrics", "[Rcall@5]")
     assert not (world / "deep").exists() and not (world / "unknown").exists()

@@ -26,7 +26,7 @@ def arguments(recipe: Path, folder: Path) -> list[str]:
     assert "retrieval.mining.MineCandidates" in text
     scratch = folder / recipe.name
     checkpointed = text.replace("retrieval.dense.Dense", "retrieval.first_stage.BM25")
-    lines = [line for line in checkpointed.splitlines() if "checkpoint: checkpoints/" not in line]
+    lines = [line for line in checkpointed.splitlines() if ": checkpoints/" not in line]
     kept = []
     for line, following in zip(lines, [*lines[1:], ""], strict=True):
         if line.strip() == "init_args:" and len(following) - len(following.lstrip()) <= len(line) - len(line.lstrip()):
@@ -44,6 +44,15 @@ def test_recipe_takes_a_step_and_releases(recipe: Path, tmp_path: Path) -> None:
     assert cli.trainer.global_step == 2
     [config] = tmp_path.glob("out/**/config.json")
     assert isinstance(LearnedSimilarity.from_pretrained(config.parent), type(cli.model))
+
+
+def test_a_run_resumes_from_the_command_line(tmp_path: Path) -> None:
+    """The command that the docs name for a run that was killed must be one that the parser takes."""
+    options = arguments(ROOT / "configs" / "wordnet" / "demo.yaml", tmp_path)
+    train.main(options)
+    [kept] = tmp_path.glob("out/**/*.ckpt")
+    cli = train.main([*options, "--trainer.max_epochs=2", f"--ckpt_path={kept}", "--weights_only=true"])
+    assert (cli.trainer.global_step, cli.trainer.current_epoch) == (4, 2)
 
 
 @pytest.mark.parametrize(
