@@ -51,6 +51,7 @@ def run(
     exact: Path | None = None,
     seed: int = 0,
     bf16: bool = False,
+    store: Path | None = None,
 ) -> None:
     """Evaluates a checkpoint with a searcher on a collection.
 
@@ -67,6 +68,7 @@ def run(
         exact: exact scores made by ``evaluate.py matrix``: adds Top-k-Recall, and the queries are those of the matrix.
         seed: of the sample of queries.
         bf16: compute the transformers in bfloat16: for hardware that has it.
+        store: folder that keeps the items' representations, so that they are encoded once and a killed run goes on.
     """
     searcher = search or Exact()
     collection = single(data)
@@ -82,7 +84,7 @@ def run(
         anchors = np.setdiff1d(np.arange(len(collection.queries)), rows)
     start = time.perf_counter()
     similarity = None if checkpoint is None else loaded(checkpoint, bf16)
-    scorer = scorer_of(similarity, searcher, collection, len(rows))
+    scorer = scorer_of(similarity, searcher, collection, len(rows), store, dtype_of(bf16))
     encoding = time.perf_counter() - start
     task = SearchTask(collection, scorer, rows, anchors)
     result = evaluate(task, searcher, k, names, None if known is None else known.scores)
@@ -209,17 +211,28 @@ def matrix(
     )
     scorer = similarity_scorer(similarity, collection)
     folder = shards or output.with_suffix(".shards")
-    build_matrix(scorer, collection, rows, similarity.weights_sha256 + " in bfloat16" * bf16, folder).save(output)
+    build_matrix(scorer, collection, rows, f"{similarity.weights_sha256}{' in bfloat16' * bf16}", folder).save(output)
     print(f"written: {output}")
 
 
 def loaded(checkpoint: str, bf16: bool) -> LearnedSimilarity:
     """The checkpoint, on the fastest device."""
-    dtype = torch.bfloat16 if bf16 else torch.float32
-    return LearnedSimilarity.from_pretrained(checkpoint, fastest_device(), dtype)
+    return LearnedSimilarity.from_pretrained(checkpoint, fastest_device(), getattr(torch, dtype_of(bf16)))
 
 
-def scorer_of(similarity: LearnedSimilarity | None, searcher: Searcher, collection: Collection, queries: int) -> Scorer:
+def dtype_of(bf16: bool) -> str:
+    """What the transformers compute in."""
+    return "bfloat16" if bf16 else "float32"
+
+
+def scorer_of(
+    similarity: LearnedSimilarity | None,
+    searcher: Searcher,
+    collection: Collection,
+    queries: int,
+    store: Path | None,
+    dtype: str,
+) -> Scorer:
     """The similarity's scorer over the collection, after printing what the search will cost.
 
     Raises:
@@ -238,7 +251,7 @@ def scorer_of(similarity: LearnedSimilarity | None, searcher: Searcher, collecti
             **estimated(similarity, collection, calls),
         },
     )
-    return similarity_scorer(similarity, collection)
+    return similarity_scorer(similarity, collection, store, dtype)
 
 
 def recall_curve(ranking: Ranking, exact: Scores) -> dict[int, list[tuple[float, float]]]:

@@ -33,7 +33,7 @@ def encode_items(
         similarity: what encodes.
         items: N items.
         store: a folder that keeps them; encoding goes on where it was, and is not done again.
-        checkpoint: sha256 of the similarity's weights, for the store.
+        checkpoint: what makes the representations, for the store: sha256 of the weights and the like.
     """
     encode = _encoder(similarity, similarity.collate_items, similarity.encode_items)
     if store is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -39,9 +40,19 @@ class Evaluation:
     summary: dict[str, Any]
 
 
-def similarity_scorer(similarity: LearnedSimilarity, collection: Collection) -> Scorer:
-    """A scorer over all queries and items of a collection, each tokenised and encoded once."""
-    queries, items = encode_queries(similarity, collection.queries), encode_items(similarity, collection.items)
+def similarity_scorer(
+    similarity: LearnedSimilarity, collection: Collection, store: Path | None = None, dtype: str = "float32"
+) -> Scorer:
+    """A scorer over all queries and items of a collection, each tokenised and encoded once.
+
+    Args:
+        similarity: the model.
+        collection: queries and items.
+        store: folder that keeps the items' representations from run to run; None: in memory only.
+        dtype: what the model computes in; representations of one are not taken for those of another.
+    """
+    queries = encode_queries(similarity, collection.queries)
+    items = encode_items(similarity, collection.items, store, f"{similarity.weights_sha256} {dtype}")
     return Scorer.from_similarity(similarity, queries, items)
 
 

@@ -183,7 +183,11 @@ def _facts_of(about: Mapping[str, Any]) -> dict[str, str]:
         "reader's counts": "; ".join(f"{reason}: {count:,}" for reason, count in data.get("notes", {}).items()),
         "checkpoint": (checkpoint["name"] or "none") + (f", sha256 {sha256[:12]}" if sha256 else ""),
         "searcher": searcher["name"] + (f": {settings}" if settings else ""),
-        **{name: f"{about[key]:,}" for name, key in (("results a query", "k"), ("seed", "seed")) if key in about},
+        **{
+            name: f"{about[key]:,}"
+            for name, key in (("results a query", "k"), ("seed", "seed"), ("truncated texts", "truncated"))
+            if key in about
+        },
         "code": str(about["commit"] or "unknown: not run from a repository"),
         "versions": ", ".join(f"{name} {number}" for name, number in about["versions"].items()),
     }
