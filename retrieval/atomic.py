@@ -20,6 +20,9 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(file.fileno())
         os.replace(scratch, path)
+    except OSError as error:
+        error.filename = error.filename or str(path)  # a full disk does not say which file it had no room for
+        raise
     finally:
         scratch.unlink(missing_ok=True)
     folder = os.open(path.parent, os.O_RDONLY)
