@@ -5,8 +5,8 @@
 
 The matrix is the checkpoint's own ``<world>.safetensors`` (made by ``evaluate.py matrix``) unless ``--matrix`` names
 another. Half of its queries are tested. The other half are CUR's anchor queries and AXN's normalisation queries; on
-them, half as anchors and half as dev queries, CUR's share of anchor items and AXN's lambda are chosen for each k and
-budget.
+them, half as anchors and half as dev queries, CUR's share of anchor items, its rcond, and AXN's lambda are chosen for
+each k and budget.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +33,7 @@ from retrieval.search_exact import Rerank
 from retrieval.searcher import Searcher, SearchTask
 
 KS = (1, 10, 100)
+Setting = tuple[float, ...]
 Curves = dict[str, dict[int, list[tuple[float, float]]]]
 
 
@@ -39,23 +41,23 @@ Curves = dict[str, dict[int, list[tuple[float, float]]]]
 class Method:
     """A searcher by budget, setting and number of anchor queries; dev queries choose among the settings."""
 
-    make: Callable[[int, float, int], Searcher]
-    settings: Sequence[float] = (0.0,)
+    make: Callable[[int, Setting, int], Searcher]
+    settings: Sequence[Setting] = ((),)
 
 
 def methods(dense: Dense, rounds: int, tune: bool) -> dict[str, Method]:
-    """What is compared; without tuning, CUR's anchor items take 0.4 of the budget and lambda is 0."""
+    """What is compared; without tuning, CUR's anchor items take 0.4 of the budget, rcond is 0.01 and lambda 0."""
     bm25 = BM25()
     return {
         "BM25, Rerank": Method(lambda budget, _, __: Rerank(bm25, budget)),
         "dual encoder, Rerank": Method(lambda budget, _, __: Rerank(dense, budget)),
         "CUR": Method(
-            lambda budget, share, anchors: CUR(budget, anchor_queries=anchors, anchor_items=round(share * budget)),
-            (0.2, 0.4, 0.6, 0.8) if tune else (0.4,),
+            lambda budget, setting, anchors: CUR(budget, anchors, round(setting[0] * budget), rcond=setting[1]),
+            list(product((0.2, 0.4, 0.6, 0.8), (1e-6, 1e-3, 1e-2))) if tune else [(0.4, 1e-2)],
         ),
         "AXN": Method(
-            lambda budget, weight, _: AXN(dense, budget=budget, rounds=rounds, weight=weight, normalize=True),
-            (0.0, 0.2, 0.4, 0.6, 0.8) if tune else (0.0,),
+            lambda budget, setting, _: AXN(dense, budget=budget, rounds=rounds, weight=setting[0], normalize=True),
+            [(weight,) for weight in (0.0, 0.2, 0.4, 0.6, 0.8)] if tune else [(0.0,)],
         ),
     }
 
@@ -73,7 +75,7 @@ def recalls(
 
 def curves(
     collection: Collection, matrix: ScoreMatrix, compared: dict[str, Method], budgets: Sequence[int]
-) -> tuple[Curves, dict[str, list[float]]]:
+) -> tuple[Curves, dict[str, list[Setting]]]:
     """(calls, recall) by method and k, and the settings chosen, by method in the order of budgets and k."""
     rows = np.random.default_rng(0).permutation(matrix.of(collection))
     scores = np.full((len(collection.queries), len(collection.items)), np.nan, dtype=np.float32)
@@ -81,7 +83,7 @@ def curves(
     others, tested = np.sort(rows[: len(rows) // 2]), np.sort(rows[len(rows) // 2 :])
     anchors, dev = others[::2], others[1::2]
     found: Curves = {name: {k: [] for k in KS} for name in compared}
-    chosen: dict[str, list[float]] = {name: [] for name in compared}
+    chosen: dict[str, list[Setting]] = {name: [] for name in compared}
     for budget in budgets:
         for name, method in compared.items():
             on_dev = {
@@ -89,7 +91,7 @@ def curves(
                 for setting in method.settings
                 if len(method.settings) > 1
             }
-            on_test: dict[float, dict[int, float]] = {}
+            on_test: dict[Setting, dict[int, float]] = {}
             for k in (k for k in KS if k <= budget):
                 best = max(on_dev, key=lambda setting: on_dev[setting][k]) if on_dev else method.settings[0]
                 if best not in on_test:

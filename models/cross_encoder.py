@@ -12,7 +12,7 @@ from datamodules.records import Item, Query
 from datamodules.reps import Ragged, Reps, num_rows
 from losses import Loss
 from models.backbone import BackboneConfig, Encoder, load_tokenizer
-from models.packing import buckets, join_pairs
+from models.packing import buckets, join_pairs, token_budget
 from models.similarity import LearnedSimilarity, Optimization
 from models.tokens import TextEncoder, TokenConfig
 
@@ -28,7 +28,8 @@ class CrossEncoder(LearnedSimilarity):
         layout: ``packed``: the item follows the query at once; ``fixed``: the item's positions start at
             ``tokens.query_length`` always, as in the released ANNCUR models (the padding between is never computed).
         dropout: before the linear layer of ``cls``.
-        tokens_per_batch: most tokens, padding included, that go through the transformer at once.
+        tokens_per_batch: most tokens, padding included, that go through the transformer at once. None: 1,024 on a CPU,
+            65,536 on a GPU.
         loss: what training minimises.
         optimization: optimiser and schedule.
         seed: of dropout.
@@ -43,7 +44,7 @@ class CrossEncoder(LearnedSimilarity):
         scoring: Literal["emb", "cls"] = "emb",
         layout: Literal["packed", "fixed"] = "packed",
         dropout: float = 0.1,
-        tokens_per_batch: int = 4096,
+        tokens_per_batch: int | None = None,
         loss: Loss | None = None,
         optimization: Optimization | None = None,
         seed: int = 0,
@@ -107,7 +108,7 @@ class CrossEncoder(LearnedSimilarity):
         assert isinstance(query_ids, Ragged) and isinstance(item_ids, Ragged)
         lengths = query_ids.lengths[query_rows] + item_ids.lengths[item_rows]
         parts, rows = [], []
-        for bucket in buckets(lengths, self.tokens_per_batch):
+        for bucket in buckets(lengths, token_budget(self.tokens_per_batch, lengths.device)):
             parts.append(self._score_bucket(queries, items, query_rows[bucket], item_rows[bucket]))
             rows.append(bucket)
         if not parts:

@@ -13,7 +13,7 @@ from datamodules.records import Item, Query
 from datamodules.reps import Ragged, Reps
 from losses import Loss
 from models.backbone import BackboneConfig, Encoder, load_tokenizer
-from models.packing import buckets
+from models.packing import buckets, token_budget
 from models.similarity import LearnedSimilarity, Optimization
 from models.tokens import TextEncoder, TokenConfig
 
@@ -27,7 +27,8 @@ class DualEncoder(LearnedSimilarity):
         shared: one encoder for queries and items; otherwise two, each with its own adapters.
         pooling: mean over all real tokens, or the [CLS] state.
         normalize: L2-normalise the vectors, so that scores are cosines.
-        tokens_per_batch: most tokens, padding included, that go through the transformer at once.
+        tokens_per_batch: most tokens, padding included, that go through the transformer at once. None: 1,024 on a CPU,
+            65,536 on a GPU.
         loss: what training minimises.
         optimization: optimiser and schedule.
         seed: of dropout.
@@ -44,7 +45,7 @@ class DualEncoder(LearnedSimilarity):
         shared: bool = True,
         pooling: Literal["mean", "cls"] = "mean",
         normalize: bool = True,
-        tokens_per_batch: int = 8192,
+        tokens_per_batch: int | None = None,
         loss: Loss | None = None,
         optimization: Optimization | None = None,
         seed: int = 0,
@@ -98,7 +99,7 @@ class DualEncoder(LearnedSimilarity):
     def _vectors(self, encoder: Encoder, ids: Tensor | Ragged) -> Tensor:
         assert isinstance(ids, Ragged)
         parts, rows = [], []
-        for bucket in buckets(ids.lengths, self.tokens_per_batch):
+        for bucket in buckets(ids.lengths, token_budget(self.tokens_per_batch, ids.values.device)):
             padded, mask = ids.take(bucket).pad()
             if self.pooling == "cls":
                 read = torch.zeros(len(bucket), 1, dtype=torch.int64, device=padded.device)

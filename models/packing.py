@@ -9,6 +9,14 @@ from torch import Tensor
 
 from datamodules.reps import Ragged
 
+ON_CPU = 1024  # what keeps the activations of a small encoder in the caches
+ON_GPU = 65_536
+
+
+def token_budget(chosen: int | None, device: torch.device) -> int:
+    """Tokens of one batch: what was chosen, or what suits the device."""
+    return chosen or (ON_CPU if device.type == "cpu" else ON_GPU)
+
 
 def buckets(lengths: Tensor, tokens: int) -> Iterator[Tensor]:
     """Rows in order of length, cut into batches of at most ``tokens`` padded tokens (at least one row each).
