@@ -49,13 +49,15 @@ class RetrievalData(LightningDataModule, ABC):
         negatives: negatives for each query.
         hard: share of the negatives taken from the mined candidates.
         hard_depth: hard negatives are drawn from the first so many mined candidates that are not relevant.
+        hard_temperature: they are drawn with probability proportional to exp(retriever's score / temperature); None:
+            uniformly.
         margin: a mined candidate that scores above the gold item by more than this is taken for a false negative and
             dropped; None keeps all.
         distill: train on a teacher instead of labels (ANNCUR A.3): a query's list is the teacher's top so many of the
             mined candidates, with its scores, and as many hard negatives: the retriever's top ones that are not among
             them. For `MatchLoss` and `PairLoss`; ``negatives`` and ``hard`` do not apply.
         in_batch: every item of the batch is a candidate of every query, but never a negative of one it is relevant to.
-        title_dropout: share of the training batches that show their items without titles.
+        title_dropout: share of the training queries whose items are shown, and mined, without titles.
         val_depth: candidates of a validation query: the first so many mined; a gold item not among them is a miss.
         max_train_queries: trains on a fixed random sample of the queries; None: on all.
         max_val_queries: validates on a fixed random sample of the queries of each collection; None: on all.
@@ -68,6 +70,7 @@ class RetrievalData(LightningDataModule, ABC):
         negatives: int = 15,
         hard: float = 1.0,
         hard_depth: int = 64,
+        hard_temperature: float | None = None,
         margin: float | None = None,
         distill: int | None = None,
         in_batch: bool = False,
@@ -86,6 +89,9 @@ class RetrievalData(LightningDataModule, ABC):
         self.negatives = negatives
         self.num_hard = round(hard * negatives)
         self.hard_depth = hard_depth
+        if hard_temperature is not None and not hard_temperature > 0:
+            raise ValueError(f"hard_temperature must be positive, got {hard_temperature}")
+        self.hard_temperature = hard_temperature
         if distill is not None and (distill < 1 or in_batch):
             raise ValueError(f"distill must be at least 1 and excludes in_batch, got {distill} and {in_batch}")
         self.margin = margin
@@ -109,6 +115,7 @@ class RetrievalData(LightningDataModule, ABC):
             found = self.read(split)
             if split == "train":
                 found = sample_together(found, self.max_train_queries, self.seed)
+                found = [part for whole in found for part in hide_titles(whole, self.title_dropout, self.seed)]
             elif split == "dev":
                 found = [collection.sample(self.max_val_queries, self.seed) for collection in found]
             self._splits[split] = [collection for collection in found if collection.queries]
@@ -135,10 +142,7 @@ class RetrievalData(LightningDataModule, ABC):
             queries = model.collate_queries(collection.queries)
             items = model.collate_items(collection.items)
             if split == "train":
-                untitled = items
-                if self.title_dropout:
-                    untitled = model.collate_items([replace(item, title="") for item in collection.items])
-                self._lists[key] = TrainLists(self, collection, queries, items, untitled)
+                self._lists[key] = TrainLists(self, collection, queries, items)
             else:
                 self._lists[key] = ValidationLists(self, collection, queries, items)
         return self._lists[key]
@@ -186,15 +190,28 @@ def sample_together(collections: Sequence[Collection], num_queries: int | None, 
     return [c.sample(round(num_queries * len(c.queries) / total), seed) for c in collections]
 
 
+def hide_titles(collection: Collection, share: float, seed: int) -> list[Collection]:
+    """The collection with part of its queries, and without titles with the others, a fixed random ``share`` of them."""
+    hidden = collection.sample(round(share * len(collection.queries)), seed)
+    ids = {query.id for query in hidden.queries}
+    rows = [row for row, query in enumerate(collection.queries) if query.id not in ids]
+    shown = replace(
+        collection,
+        queries=[collection.queries[row] for row in rows],
+        judgements=[collection.judgements[row] for row in rows],
+    )
+    hidden = replace(hidden, items=[replace(item, title="") for item in collection.items])
+    return [part for part in (shown, hidden) if part.queries]
+
+
 class TrainLists:
     """Training lists of one collection."""
 
-    def __init__(self, data: RetrievalData, collection: Collection, queries: Reps, items: Reps, untitled: Reps) -> None:
+    def __init__(self, data: RetrievalData, collection: Collection, queries: Reps, items: Reps) -> None:
         self.data = data
         self.collection = collection
         self.queries = queries
         self.items = items
-        self.untitled = untitled
         self.candidates: Candidates | None = None
         self.rows = [row for row in range(len(collection.queries)) if collection.relevant(row)]
 
@@ -225,8 +242,7 @@ class TrainLists:
             labels = self._labels(rows, columns)
             if self.data.distill is not None:
                 teacher = self._teacher(rows, columns, self.data.distill)
-        without = draws[0].random() < self.data.title_dropout
-        items = take(self.untitled if without else self.items, torch.from_numpy(chosen))
+        items = take(self.items, torch.from_numpy(chosen))
         queries = take(self.queries, torch.tensor(rows))
         names = [self.collection.queries[row].id for row in rows]
         return Batch(queries, items, candidates, Targets(labels, mask, teacher), names)
@@ -266,8 +282,13 @@ class TrainLists:
             keep = ~np.isin(mined, relevant)
             if self.data.margin is not None:
                 keep &= scores <= self.candidates.gold_scores[row] + self.data.margin
-            pool = mined[keep][: self.data.hard_depth]
-            hard = rng.choice(pool, min(self.data.num_hard, len(pool)), replace=False)
+            pool, scores = mined[keep][: self.data.hard_depth], scores[keep][: self.data.hard_depth]
+            if self.data.hard_temperature is None:
+                scores = np.zeros_like(scores)
+            else:
+                scores = scores / self.data.hard_temperature
+            # The largest of the scores plus Gumbel noise are a sample by softmax without replacement.
+            hard = pool[np.argsort(-(scores + rng.gumbel(size=len(pool))), kind="stable")[: self.data.num_hard]]
         taken = np.concatenate([relevant, hard])
         missing = min(self.data.negatives - len(hard), len(self.collection.items) - len(np.unique(taken)))
         # Rejection needs few rounds: the items taken are few among all.

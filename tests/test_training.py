@@ -111,6 +111,48 @@ def test_false_negatives_are_filtered(tmp_path: Path) -> None:
         assert drawn[0] in lists.collection.relevant(row)
 
 
+def test_hard_negatives_follow_the_retrievers_scores(tmp_path: Path) -> None:
+    """Drawn evenly from the top 64, the other senses of a mention's lemma are almost never among a handful."""
+    model = CrossEncoder.tiny()
+    scores = np.array([[2.0, 1.0] + [0.0] * 8], dtype=np.float32).repeat(24, axis=0)
+    counts = {}
+    for temperature in (None, 0.5):
+        data = Toy(batch_size=1, negatives=1, hard=1.0, hard_temperature=temperature)
+        fit = trainer(tmp_path)
+        data.trainer = fit
+        fit.strategy._lightning_module = model
+        data.train_dataloader()
+        mined = Candidates(np.tile(np.arange(30, 40), (24, 1)), scores, np.zeros(24, np.float32))
+        data.set_candidates("train", [mined, mined])
+        lists = data._built("train", 0)
+        row = next(r for r in range(24) if not set(lists.collection.relevant(r)) & {30, 31})
+        drawn = [lists._list(row, np.random.default_rng(n))[1] for n in range(2000)]  # type: ignore[union-attr]
+        counts[temperature] = np.bincount(drawn, minlength=40)[30:32] / 2000
+    left = 10 - len({*range(30, 40)} & set(lists.collection.relevant(row)))
+    total = np.exp(4) + np.exp(2) + left - 2
+    assert counts[None] == pytest.approx([1 / left, 1 / left], abs=0.03)
+    assert counts[0.5] == pytest.approx([np.exp(4) / total, np.exp(2) / total], abs=0.03)
+    with pytest.raises(ValueError, match="hard_temperature must be positive"):
+        Toy(hard_temperature=0.0)
+
+
+def test_hidden_titles_share_the_queries() -> None:
+    """Each query trains in one form, and is mined in the form that it trains in."""
+    data = Toy(title_dropout=0.25)
+    parts = data.collections("train")
+    assert [len(part.queries) for part in parts] == [18, 6, 18, 6]
+    for shown, hidden in zip(parts[::2], parts[1::2], strict=True):
+        assert {q.id for q in shown.queries} | {q.id for q in hidden.queries} == {f"q{n}" for n in range(24)}
+        assert all(item.title for item in shown.items) and not any(item.title for item in hidden.items)
+        whole = toy_collection(shown.name)
+        for part in (shown, hidden):
+            for row, query in enumerate(part.queries):
+                assert part.judgements[row] == whole.judgements[int(query.id[1:])]
+    assert [len(part.queries) for part in Toy().collections("train")] == [24, 24]
+    assert all(not item.title for part in Toy(title_dropout=1.0).collections("train") for item in part.items)
+    assert all(item.title for part in data.collections("dev") for item in part.items)
+
+
 def test_batch_order_is_a_function_of_seed_and_epoch() -> None:
     """Ranks must share the work without overlap; a resumed epoch must go on behind what was seen."""
     whole = list(CollectionBatches([10, 7], 3, seed=1, rank=0, world_size=1))
