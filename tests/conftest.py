@@ -14,6 +14,11 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import pytest  # noqa: E402
 import torch  # noqa: E402
+from hypothesis import settings  # noqa: E402
+
+# hypothesis fails an example that takes longer than 0.2 s, which a busy machine does.
+settings.register_profile("simzoo", parent=settings(), deadline=None)
+settings.load_profile("simzoo")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -87,7 +87,7 @@ def test_ir_metrics_by_hand() -> None:
 
 
 @given(st.integers(0, 10_000))
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_ndcg_against_scikit_learn(seed: int) -> None:
     """The order must be ours: 25 items, so that ranks and rows as text (10 before 9) sort in another way."""
     rng = np.random.default_rng(seed)
@@ -135,7 +135,7 @@ def test_accuracy_counts_misses() -> None:
     assert retrieved(candidates, collection, np.arange(4)).tolist() == [True, False, True, False]
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=30))
 def test_interval_holds_the_mean(values: list[float]) -> None:
     """Low <= mean <= high, inside the range of the values, the same each time and in each order."""

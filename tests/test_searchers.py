@@ -83,7 +83,7 @@ def searchers(vectors: Vectors, budget: int) -> list[Searcher]:
     ]
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(st.integers(0, 99), st.integers(2, 12), st.integers(0, 10), st.integers(6, 40))
 def test_budgets_are_kept_and_rankings_are_exact(seed: int, width: int, copies: int, budget: int) -> None:
     """An overspent budget, an item returned twice or a score that is not the similarity's own: an unfair comparison."""

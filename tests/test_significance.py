@@ -35,7 +35,7 @@ def test_randomization_against_scipy() -> None:
     assert paired_randomization(a, a) == 1.0
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.lists(st.sampled_from([-1.0, -0.1, 0.0, 0.1, 0.2, 0.3, 1.0]), min_size=1, max_size=9), st.integers(-8, 8))
 def test_randomization_is_exact_in_spite_of_rounding(steps: list[float], power: int) -> None:
     """0.1 + 0.2 and 0.3 are equal sums, at every scale: whole numbers tell. Seconds and shares get the same p."""
@@ -47,7 +47,7 @@ def test_randomization_is_exact_in_spite_of_rounding(steps: list[float], power: 
     assert paired_randomization(np.zeros(len(steps)), np.array(steps) * (10.0**power / 3)) == pytest.approx(expected)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.integers(1, 60), st.integers(0, 1000))
 def test_randomization_is_symmetric(size: int, seed: int) -> None:
     """Which run is named first, and queries on which both agree, must not change p."""
