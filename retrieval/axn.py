@@ -18,7 +18,7 @@ from retrieval.searcher import Ranking, Searcher, Stopwatch, check_budget
 from retrieval.topk import top_columns
 
 Floats = NDArray[np.float32]
-BLOCK = 4096  # items whose vectors are cast to float64 at once
+BLOCK = 1024  # items whose vectors are cast to float64 at once: they stay in the processor's cache
 SOLVED = 8  # queries solved at once: with more, each d x d temporary is too large for malloc to use again
 
 

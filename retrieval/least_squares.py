@@ -10,6 +10,7 @@ PROBES = 16  # random vectors that estimate the trace of an inverse
 SAFETY = 100.0
 KEYS = 2  # inner products by which equal vectors are found
 EQUAL = 1e-12
+PANEL = 96  # columns of a Gram matrix at once
 
 
 class GrowingLeastSquares:
@@ -33,7 +34,7 @@ class GrowingLeastSquares:
         self._weights = torch.empty(batch, 0, dtype=torch.float64)  # number of items with this vector
         self._keys = torch.empty(batch, KEYS, 0, dtype=torch.float64)
         self._factor = torch.empty(batch, 0, 0, dtype=torch.float64)
-        self._gram = torch.empty(batch, 0, 0, dtype=torch.float64)
+        self._gram = torch.empty(batch, 0, 0, dtype=torch.float64)  # what lies above the diagonal is never read
         self._trace = torch.zeros(batch, dtype=torch.float64)
         self._singular = torch.zeros(batch, dtype=torch.bool)
 
@@ -50,12 +51,12 @@ class GrowingLeastSquares:
             self._grow_factor(distinct, copies, before)
         self._blocks.append(distinct)
         if before > self.width:
-            self._gram += vectors.mT @ vectors
+            self._grow_gram(vectors, vectors)
         elif size > self.width:
             parts = self._weights[..., None].split_with_sizes(self._sizes(), dim=1)
             self._gram = vectors.new_zeros(len(vectors), self.width, self.width)
             for block, weights in zip(self._blocks, parts, strict=True):
-                self._gram.baddbmm_(block.mT, block * weights)
+                self._grow_gram(block, block * weights)
 
     def _first_equal(self, vectors: Tensor) -> Tensor:
         """(B, n) position of the first vector that equals each new one: the same inner products with random vectors.
@@ -64,12 +65,22 @@ class GrowingLeastSquares:
         """
         keys = (vectors @ _random(self.width, KEYS)).mT
         self._keys = torch.cat([self._keys, keys], dim=2)
-        slack = EQUAL * self._keys.abs().amax(dim=2)[:, :, None, None]
-        equal = ((keys[..., :, None] - self._keys[..., None, :]).abs_() <= slack).all(dim=1)
+        slack = EQUAL * self._keys.abs().amax(dim=2)[:, :, None]
+        apart = self._keys[:, 0].sort(dim=1).values.diff(dim=1) > slack[:, 0]
+        if apart.all():  # as nearly always
+            size = self._keys.shape[2]
+            return torch.arange(size - vectors.shape[1], size).expand(len(vectors), -1)
+        equal = ((keys[..., :, None] - self._keys[..., None, :]).abs_() <= slack[..., None]).all(dim=1)
         return equal.to(torch.int8).argmax(dim=2)
 
     def _sizes(self) -> list[int]:
         return [block.shape[1] for block in self._blocks]
+
+    def _grow_gram(self, left: Tensor, right: Tensor) -> None:
+        """Adds left^T right (B, d, d), the triangle that is read: panels of columns from the diagonal down."""
+        for start in range(0, self.width, PANEL):
+            columns = slice(start, start + PANEL)
+            self._gram[:, start:, columns].baddbmm_(left[..., start:].mT, right[..., columns])
 
     def _grow_factor(self, distinct: Tensor, copies: Tensor, before: int) -> None:
         """L of [[K, C^T], [C, D]]: the new rows are C L^-T, and the factor of what they leave of D."""
