@@ -169,11 +169,19 @@ class LearnedSimilarity(LightningModule, ABC):
         self.log("train/loss", loss, prog_bar=True, batch_size=len(batch.query_ids))
         return loss
 
+    def on_validation_epoch_start(self) -> None:
+        """Begins to count the queries that are ranked."""
+        self._ranked = 0
+
+    on_test_epoch_start = on_validation_epoch_start
+
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Ranks each query's candidates: accuracy (gold first; a gold that was not retrieved is a miss) and MRR."""
         scores = self.list_scores(batch)
-        first = self.trainer.world_size * batch_idx * scores.shape[0] + self.global_rank
-        rows = first + torch.arange(scores.shape[0], device=scores.device) * self.trainer.world_size
+        # Batches differ in size, and the metrics tell queries apart by number.
+        numbers = self._ranked + torch.arange(scores.shape[0], device=scores.device)
+        self._ranked += scores.shape[0]
+        rows = numbers * self.trainer.world_size + self.global_rank
         indexes = rows[:, None].expand_as(scores)[batch.targets.mask]
         found, relevant = scores[batch.targets.mask].float(), batch.targets.labels[batch.targets.mask] > 0
         self.val_accuracy.update(found, relevant, indexes)

@@ -62,6 +62,16 @@ def test_training_lowers_the_loss_and_validates(kind: type[LearnedSimilarity], t
     assert 0 < float(fit.callback_metrics["val/mrr"]) <= 1
 
 
+def test_validation_does_not_depend_on_the_batches(tmp_path: Path) -> None:
+    """Batches differ in size by one where the queries do not divide: two queries under one number become one list."""
+    model, found = CrossEncoder.tiny(), []
+    for batch_size in (24, 5):
+        fit = trainer(tmp_path)
+        [metrics] = fit.validate(model, datamodule=Toy(batch_size=batch_size, negatives=3), verbose=False)
+        found.append(metrics)
+    assert found[0] == pytest.approx(found[1], abs=1e-6)
+
+
 def test_batches_show_what_they_should(tmp_path: Path) -> None:
     """The gold item must be in every list, negatives must not be relevant, in-batch items must serve all queries."""
     model = CrossEncoder.tiny()
