@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 CUT = 1e-5  # singular values below this share of the largest count as zero: the vectors are float32
-PROBES = 16  # random vectors that estimate the trace of an inverse
+PROBES = 8  # random vectors that estimate the trace of an inverse
 SAFETY = 100.0
 KEYS = 2  # inner products by which equal vectors are found
 EQUAL = 1e-12
@@ -51,12 +51,12 @@ class GrowingLeastSquares:
             self._grow_factor(distinct, copies, before)
         self._blocks.append(distinct)
         if before > self.width:
-            self._grow_gram(vectors, vectors)
+            self._grow_gram(vectors, vectors, keep=1.0)
         elif size > self.width:
             parts = self._weights[..., None].split_with_sizes(self._sizes(), dim=1)
-            self._gram = vectors.new_zeros(len(vectors), self.width, self.width)
-            for block, weights in zip(self._blocks, parts, strict=True):
-                self._grow_gram(block, block * weights)
+            self._gram = vectors.new_empty(len(vectors), self.width, self.width)
+            for number, (block, weights) in enumerate(zip(self._blocks, parts, strict=True)):
+                self._grow_gram(block, block * weights, keep=float(number > 0))
 
     def _first_equal(self, vectors: Tensor) -> Tensor:
         """(B, n) position of the first vector that equals each new one: the same inner products with random vectors.
@@ -76,11 +76,14 @@ class GrowingLeastSquares:
     def _sizes(self) -> list[int]:
         return [block.shape[1] for block in self._blocks]
 
-    def _grow_gram(self, left: Tensor, right: Tensor) -> None:
-        """Adds left^T right (B, d, d), the triangle that is read: panels of columns from the diagonal down."""
+    def _grow_gram(self, left: Tensor, right: Tensor, keep: float) -> None:
+        """Adds left^T right (B, d, d) to ``keep`` (0 or 1) times what is there, in the triangle that is read.
+
+        Panels of columns from the diagonal down are little more than half of the work.
+        """
         for start in range(0, self.width, PANEL):
             columns = slice(start, start + PANEL)
-            self._gram[:, start:, columns].baddbmm_(left[..., start:].mT, right[..., columns])
+            self._gram[:, start:, columns].baddbmm_(left[..., start:].mT, right[..., columns], beta=keep)
 
     def _grow_factor(self, distinct: Tensor, copies: Tensor, before: int) -> None:
         """L of [[K, C^T], [C, D]]: the new rows are C L^-T, and the factor of what they leave of D."""
