@@ -1,4 +1,4 @@
-"""Evaluation: ``python evaluate.py run | compare | search | matrix | card``; ``--help`` explains every option."""
+"""Evaluation: ``python evaluate.py COMMAND``: run, compare, search, matrix, teach, card; see ``--help`` for options."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ from rich.table import Table
 
 import datamodules
 import retrieval
-from datamodules.base import RetrievalData
+from datamodules.base import RetrievalData, Split
 from datamodules.records import Collection, DataError, Query
 from models.similarity import LearnedSimilarity, fastest_device
 from retrieval import run_files
 from retrieval.card import write_card
 from retrieval.encode import encode_items, encode_queries
 from retrieval.evaluation import evaluate, similarity_scorer, split_queries
+from retrieval.first_stage import BM25, FirstStage
 from retrieval.metrics import cutoff, parse_measures, topk_recall
 from retrieval.progress import plan
 from retrieval.report import Example, RunReport, write_report
@@ -36,6 +37,7 @@ from retrieval.scorer import Scorer, Scores
 from retrieval.search_exact import Exact
 from retrieval.searcher import Ranking, Searcher, SearchTask
 from retrieval.significance import compare_runs
+from retrieval.teaching import write_lessons
 
 METRICS = ["nDCG@10", "RR@10", "R@1", "R@10", "R@64", "R@100"]
 
@@ -215,6 +217,39 @@ def matrix(
     print(f"written: {output}")
 
 
+def teach(
+    checkpoint: str,
+    data: RetrievalData,
+    output: Path,
+    first_stage: FirstStage | None = None,
+    split: Split = "train",
+    top: int = 16,
+    random: int = 4,
+    seed: int = 0,
+    bf16: bool = False,
+) -> None:
+    """Writes what a checkpoint thinks of retrieved and random items, for training others on it (`Distillation`).
+
+    Args:
+        checkpoint: the teacher: a checkpoint folder.
+        data: the data; every collection of the split is written.
+        output: folder for one file a block of queries; a killed run goes on where it was.
+        first_stage: what retrieves; BM25 if none is given.
+        split: train, dev or test.
+        top: items from the top of the first stage, relevant ones not counted.
+        random: items drawn from the others.
+        seed: of the draws.
+        bf16: compute the transformers in bfloat16: for hardware that has it.
+    """
+    similarity = loaded(checkpoint, bf16)
+    collections = data.collections(split)
+    queries = sum(len(collection.queries) for collection in collections)
+    plan("plan", {"scores": f"{queries:,} queries, about {queries * (1 + top + random):,} pairs"})
+    for collection in collections:
+        write_lessons(similarity, collection, first_stage or BM25(), output, top, random, seed)
+    print(f"written: {output}")
+
+
 def loaded(checkpoint: str, bf16: bool) -> LearnedSimilarity:
     """The checkpoint, on the fastest device."""
     return LearnedSimilarity.from_pretrained(checkpoint, fastest_device(), getattr(torch, dtype_of(bf16)))
@@ -348,6 +383,9 @@ def show(described: dict[str, Any]) -> None:
     Console().print(table)
 
 
+COMMANDS: tuple[Callable[..., None], ...] = (run, compare, search, matrix, teach, card)
+
+
 def parser() -> ArgumentParser:
     """The command line: one subcommand a function; a misspelt option is refused by name."""
     for package in (datamodules, retrieval):  # so that their classes are known by name
@@ -357,7 +395,8 @@ def parser() -> ArgumentParser:
     described = (__doc__ or "").split("\n")[0]
     top = ArgumentParser(prog="evaluate.py", description=described, allow_abbrev=False)
     commands = top.add_subcommands(dest="command")
-    for function, positional in ((run, None), (compare, "runs"), (search, "query"), (matrix, None), (card, None)):
+    for function in COMMANDS:
+        positional = {"compare": "runs", "search": "query"}.get(function.__name__)
         summary = (function.__doc__ or "").split("\n")[0]
         command = ArgumentParser(description=summary, allow_abbrev=False)
         command.add_argument("--config", action="config", help="YAML file with these options")
@@ -378,8 +417,7 @@ def main(args: list[str] | None = None) -> None:
     chosen = top.instantiate(top.parse_args(args))
     options = dict(chosen[chosen.command])
     options.pop("config")
-    functions: list[Callable[..., None]] = [run, compare, search, matrix, card]
-    {function.__name__: function for function in functions}[chosen.command](**options)
+    {function.__name__: function for function in COMMANDS}[chosen.command](**options)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningCLI
 
+import datamodules.sequences
 import datamodules.tasks  # noqa: F401  known by class name on the command line
 from datamodules.base import RetrievalData
 from models import checkpoint
@@ -38,13 +39,15 @@ class Release(Callback):
 
 
 class CLI(LightningCLI):
-    """Links nothing by name: the recipe composes model, data and callbacks."""
+    """Links one size, the number of items; for the rest the recipe composes model, data and callbacks."""
 
     def add_arguments_to_parser(self, parser: Any) -> None:
-        """Adds the folder of the released checkpoint."""
+        """Adds the folder of the released checkpoint; hands the items' ids to a model that has a row for each."""
         parser.add_argument(
             "--release", type=Path | None, default=None, help="write the trained model as a checkpoint folder here"
         )
+        # Passed over where the data has no such ids or the model does not take them.
+        parser.link_arguments("data.item_ids", "model.init_args.item_ids", apply_on="instantiate")
 
     def before_fit(self) -> None:
         """Installs the release callback."""

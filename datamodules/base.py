@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from datamodules.batch import Batch
-from datamodules.records import Collection
+from datamodules.records import Collection, hide_titles, sample_together
 from datamodules.reps import Reps, take
 from losses.targets import Targets
 
 Split = Literal["train", "dev", "test"]
+Scored = tuple[NDArray[np.int64], NDArray[np.float32]]
 
 
 @dataclass(frozen=True)
@@ -49,13 +50,18 @@ class RetrievalData(LightningDataModule, ABC):
         negatives: negatives for each query.
         hard: share of the negatives taken from the mined candidates.
         hard_depth: hard negatives are drawn from the first so many mined candidates that are not relevant.
-        hard_temperature: they are drawn with probability proportional to exp(retriever's score / temperature); None:
-            uniformly.
+        hard_fixed: share of the hard negatives that are always the retriever's first ones (CMC A.C).
+        hard_temperature: the others are drawn with probability proportional to exp(retriever's score / temperature);
+            None: uniformly.
         margin: a mined candidate that scores above the gold item by more than this is taken for a false negative and
             dropped; None keeps all.
         distill: train on a teacher instead of labels (ANNCUR A.3): a query's list is the teacher's top so many of the
             mined candidates, with its scores, and as many hard negatives: the retriever's top ones that are not among
             them. For `MatchLoss` and `PairLoss`; ``negatives`` and ``hard`` do not apply.
+        retriever_scores: the retriever's scores stand beside the labels (`KLToRetriever`): NaN at items not mined.
+        taught: a teacher's scores stand beside the labels (`MarginMSE`): NaN at items that were not mined.
+        other_positives: the positives of the batch's other queries are candidates too, behind a query's own, and marked
+            as such (`OtherPositivesCrossEntropy`).
         in_batch: every item of the batch is a candidate of every query, but never a negative of one it is relevant to.
         title_dropout: share of the training queries whose items are shown, and mined, without titles.
         val_depth: candidates of a validation query: the first so many mined; a gold item not among them is a miss.
@@ -70,9 +76,13 @@ class RetrievalData(LightningDataModule, ABC):
         negatives: int = 15,
         hard: float = 1.0,
         hard_depth: int = 64,
+        hard_fixed: float = 0.0,
         hard_temperature: float | None = None,
         margin: float | None = None,
         distill: int | None = None,
+        retriever_scores: bool = False,
+        taught: bool = False,
+        other_positives: bool = False,
         in_batch: bool = False,
         title_dropout: float = 0.0,
         val_depth: int = 64,
@@ -81,28 +91,37 @@ class RetrievalData(LightningDataModule, ABC):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        if not 0 <= hard <= 1 or not 0 <= title_dropout <= 1:
-            raise ValueError(f"hard and title_dropout are shares in [0, 1], got {hard} and {title_dropout}")
+        for share in (hard, hard_fixed, title_dropout):
+            if not 0 <= share <= 1:
+                raise ValueError(f"hard, hard_fixed and title_dropout are shares in [0, 1], got {share}")
         if batch_size < 1 or negatives < 0 or val_depth < 1:
             raise ValueError(f"batch_size {batch_size}, negatives {negatives} or val_depth {val_depth} is too small")
         self.batch_size = batch_size
         self.negatives = negatives
         self.num_hard = round(hard * negatives)
+        self.num_fixed = round(hard_fixed * self.num_hard)
         self.hard_depth = hard_depth
         if hard_temperature is not None and not hard_temperature > 0:
             raise ValueError(f"hard_temperature must be positive, got {hard_temperature}")
         self.hard_temperature = hard_temperature
         if distill is not None and (distill < 1 or in_batch):
             raise ValueError(f"distill must be at least 1 and excludes in_batch, got {distill} and {in_batch}")
+        if (distill is not None or in_batch) and (retriever_scores or taught or other_positives):
+            raise ValueError(
+                "retriever_scores, taught and other_positives exclude distill and in_batch, which make other lists"
+            )
         self.margin = margin
         self.distill = distill
+        self.retriever_scores = retriever_scores
+        self.taught = taught
+        self.other_positives = other_positives
         self.in_batch = in_batch
         self.title_dropout = title_dropout
         self.val_depth = val_depth
         self.max_train_queries = max_train_queries
         self.max_val_queries = max_val_queries
         self.seed = seed
-        self._lists: dict[tuple[str, int], TrainLists | ValidationLists] = {}
+        self._lists: dict[tuple[str, int], BatchLists] = {}
         self._splits: dict[str, list[Collection]] = {}
 
     @abstractmethod
@@ -133,19 +152,20 @@ class RetrievalData(LightningDataModule, ABC):
                 )
             self._built(split, index).candidates = mined
 
-    def _built(self, split: Split, index: int) -> TrainLists | ValidationLists:
+    def _built(self, split: Split, index: int) -> BatchLists:
         key = (split, index)
         if key not in self._lists:
             assert self.trainer is not None, "the data module gets its tokenising from the trainer's model"
-            model: Any = self.trainer.lightning_module
-            collection = self.collections(split)[index]
-            queries = model.collate_queries(collection.queries)
-            items = model.collate_items(collection.items)
-            if split == "train":
-                self._lists[key] = TrainLists(self, collection, queries, items)
-            else:
-                self._lists[key] = ValidationLists(self, collection, queries, items)
+            self._lists[key] = self.build(split, self.collections(split)[index], self.trainer.lightning_module)
         return self._lists[key]
+
+    def build(self, split: Split, collection: Collection, model: Any) -> BatchLists:
+        """The lists of a collection, tokenised by the model."""
+        queries = model.collate_queries(collection.queries)
+        items = model.collate_items(collection.items)
+        if split != "train":
+            return ValidationLists(self, collection, queries, items)
+        return TrainLists(self, collection, queries, items)
 
     def train_dataloader(self) -> DataLoader[Batch]:
         """Batches of the training split."""
@@ -182,29 +202,20 @@ class RetrievalData(LightningDataModule, ABC):
         return DataLoader(Lists(lists), batch_sampler=own, collate_fn=_only)
 
 
-def sample_together(collections: Sequence[Collection], num_queries: int | None, seed: int) -> list[Collection]:
-    """A sample of ``num_queries`` over all collections, each in proportion to its size."""
-    total = sum(len(collection.queries) for collection in collections)
-    if num_queries is None or num_queries >= total:
-        return list(collections)
-    return [c.sample(round(num_queries * len(c.queries) / total), seed) for c in collections]
+class BatchLists(ABC):
+    """What batches are made of: the members of one collection, a query each."""
+
+    candidates: Candidates | None = None
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def batch(self, members: Sequence[int], epoch: int) -> Batch:
+        """The batch of these members in an epoch; depends on (seed, epoch, member) alone."""
 
 
-def hide_titles(collection: Collection, share: float, seed: int) -> list[Collection]:
-    """The collection with part of its queries, and without titles with the others, a fixed random ``share`` of them."""
-    hidden = collection.sample(round(share * len(collection.queries)), seed)
-    ids = {query.id for query in hidden.queries}
-    rows = [row for row, query in enumerate(collection.queries) if query.id not in ids]
-    shown = replace(
-        collection,
-        queries=[collection.queries[row] for row in rows],
-        judgements=[collection.judgements[row] for row in rows],
-    )
-    hidden = replace(hidden, items=[replace(item, title="") for item in collection.items])
-    return [part for part in (shown, hidden) if part.queries]
-
-
-class TrainLists:
+class TrainLists(BatchLists):
     """Training lists of one collection."""
 
     def __init__(self, data: RetrievalData, collection: Collection, queries: Reps, items: Reps) -> None:
@@ -212,21 +223,20 @@ class TrainLists:
         self.collection = collection
         self.queries = queries
         self.items = items
-        self.candidates: Candidates | None = None
         self.rows = [row for row in range(len(collection.queries)) if collection.relevant(row)]
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def batch(self, members: Sequence[int], epoch: int) -> Batch:
-        """The batch of these members in an epoch; depends on (seed, epoch, member) alone."""
+        """See `BatchLists.batch`."""
         rows = [self.rows[m] for m in members]
         draws = [np.random.default_rng([self.data.seed, epoch, row]) for row in rows]
         if self.data.distill is not None:
             lists = [self._distilled(row, self.data.distill) for row in rows]
         else:
             lists = [self._list(row, rng) for row, rng in zip(rows, draws, strict=True)]
-        teacher = None
+        teacher = retriever = others = None
         if self.data.in_batch:
             shared = np.unique(np.concatenate(lists))[None]
             chosen, candidates, columns = shared[0], torch.arange(shared.size)[None], shared.repeat(len(rows), axis=0)
@@ -235,6 +245,9 @@ class TrainLists:
         else:
             width = max(len(entry) for entry in lists)
             columns = np.stack([np.pad(entry, (0, width - len(entry)), constant_values=-1) for entry in lists])
+            if self.data.other_positives:
+                columns = np.concatenate([columns, self._others(rows, lists)], axis=1)
+                others = torch.arange(columns.shape[1]).expand(columns.shape) >= width
             chosen, where = np.unique(columns, return_inverse=True)
             mask = torch.from_numpy(columns >= 0)
             candidates = torch.from_numpy(where.reshape(columns.shape)) - int(chosen[0] == -1)
@@ -242,10 +255,14 @@ class TrainLists:
             labels = self._labels(rows, columns)
             if self.data.distill is not None:
                 teacher = self._teacher(rows, columns, self.data.distill)
+            elif self.data.taught:
+                teacher = self._looked_up([self._taught(row) for row in rows], columns, width)
+            if self.data.retriever_scores:
+                retriever = self._looked_up([self._mined(row) for row in rows], columns, width)
         items = take(self.items, torch.from_numpy(chosen))
         queries = take(self.queries, torch.tensor(rows))
         names = [self.collection.queries[row].id for row in rows]
-        return Batch(queries, items, candidates, Targets(labels, mask, teacher), names)
+        return Batch(queries, items, candidates, Targets(labels, mask, teacher, others, retriever), names)
 
     def _distilled(self, row: int, size: int) -> NDArray[np.int64]:
         """The teacher's top ``size`` of the mined candidates, then the retriever's top ones outside them."""
@@ -264,23 +281,38 @@ class TrainLists:
             scores[i, :size] = -np.sort(-self._taught(row)[1])[:size]
         return torch.from_numpy(scores)
 
-    def _taught(self, row: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    def _others(self, rows: Sequence[int], lists: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
+        """(B, P) the positives of the whole batch, once each; -1 where they are relevant to the query itself."""
+        positives = np.unique([entry[0] for entry in lists])
+        return np.stack([np.where(np.isin(positives, self.collection.relevant(row)), -1, positives) for row in rows])
+
+    def _looked_up(self, known: Sequence[Scored], columns: NDArray[np.int64], own: int) -> torch.Tensor:
+        """(B, K) known scores of the queries' own candidates, the first ``own`` columns; NaN elsewhere."""
+        same = columns[:, :own, None] == np.stack([items for items, _ in known])[:, None]
+        scores = np.full(columns.shape, np.nan, dtype=np.float32)
+        found = np.take_along_axis(np.stack([values for _, values in known]), same.argmax(axis=2), axis=1)
+        scores[:, :own] = np.where(same.any(axis=2), found, np.nan)
+        return torch.from_numpy(scores)
+
+    def _taught(self, row: int) -> Scored:
         if self.candidates is None or self.candidates.teacher is None:
-            raise ValueError("distill needs a teacher's scores: give retrieval.mining.MineCandidates a teacher")
+            raise ValueError("a teacher's scores are missing: give retrieval.mining.MineCandidates a teacher")
         return self.candidates.items[row], self.candidates.teacher[row]
+
+    def _mined(self, row: int) -> Scored:
+        if self.candidates is None:
+            raise ValueError("hard negatives need mined candidates: add retrieval.mining.MineCandidates to the recipe")
+        return self.candidates.items[row], self.candidates.scores[row]
 
     def _list(self, row: int, rng: np.random.Generator) -> NDArray[np.int64]:
         relevant = np.array(self.collection.relevant(row), dtype=np.int64)
         positive = rng.choice(relevant, 1)
         hard = np.empty(0, dtype=np.int64)
         if self.data.num_hard:
-            if self.candidates is None:
-                raise ValueError(
-                    "hard negatives need mined candidates: add retrieval.mining.MineCandidates to the recipe"
-                )
-            mined, scores = self.candidates.items[row], self.candidates.scores[row]
+            mined, scores = self._mined(row)
             keep = ~np.isin(mined, relevant)
             if self.data.margin is not None:
+                assert self.candidates is not None
                 keep &= scores <= self.candidates.gold_scores[row] + self.data.margin
             pool, scores = mined[keep][: self.data.hard_depth], scores[keep][: self.data.hard_depth]
             if self.data.hard_temperature is None:
@@ -288,7 +320,9 @@ class TrainLists:
             else:
                 scores = scores / self.data.hard_temperature
             # The largest of the scores plus Gumbel noise are a sample by softmax without replacement.
-            hard = pool[np.argsort(-(scores + rng.gumbel(size=len(pool))), kind="stable")[: self.data.num_hard]]
+            noisy = scores + rng.gumbel(size=len(pool))
+            noisy[: self.data.num_fixed] = np.inf
+            hard = pool[np.argsort(-noisy, kind="stable")[: self.data.num_hard]]
         taken = np.concatenate([relevant, hard])
         missing = min(self.data.negatives - len(hard), len(self.collection.items) - len(np.unique(taken)))
         # Rejection needs few rounds: the items taken are few among all.
@@ -301,13 +335,11 @@ class TrainLists:
         return np.concatenate([positive, hard, extra[:missing]])
 
     def _labels(self, rows: Sequence[int], columns: NDArray[np.int64]) -> torch.Tensor:
-        labels = np.zeros(columns.shape, dtype=np.float32)
-        for i, row in enumerate(rows):
-            labels[i] = np.isin(columns[i], self.collection.relevant(row))
-        return torch.from_numpy(labels)
+        labels = [np.isin(c, self.collection.relevant(row)) for c, row in zip(columns, rows, strict=True)]
+        return torch.from_numpy(np.stack(labels).astype(np.float32))
 
 
-class ValidationLists:
+class ValidationLists(BatchLists):
     """Validation lists of one collection: each query with its first mined candidates."""
 
     def __init__(self, data: RetrievalData, collection: Collection, queries: Reps, items: Reps) -> None:
@@ -315,7 +347,6 @@ class ValidationLists:
         self.collection = collection
         self.queries = queries
         self.items = items
-        self.candidates: Candidates | None = None
 
     def __len__(self) -> int:
         return len(self.collection.queries)
@@ -340,7 +371,7 @@ class ValidationLists:
 class Lists(Dataset[Batch]):
     """A dataset over batches: an index is a list of (collection, member) and the epoch is set by the sampler."""
 
-    def __init__(self, lists: Sequence[TrainLists | ValidationLists]) -> None:
+    def __init__(self, lists: Sequence[BatchLists]) -> None:
         self.lists = lists
         self.epoch = 0
 

@@ -20,6 +20,8 @@ class Batch:
         candidates: (B, K) or (1, K) rows of ``items``, -1 for no candidate.
         targets: labels, mask and teacher scores, (B, K) each.
         query_ids: to name a batch that goes wrong.
+        every_position: the queries are sequences, and each of their positions is a query of its own: ``candidates`` and
+            ``targets`` have a row for each position, sequence after sequence.
     """
 
     queries: Reps
@@ -27,3 +29,4 @@ class Batch:
     candidates: Tensor
     targets: Targets
     query_ids: list[str]
+    every_position: bool = False

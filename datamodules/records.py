@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -38,6 +38,33 @@ class Query:
                 raise DataError(
                     f"query {self.id!r}: mention span [{start}, {end}) lies outside its {len(self.text)} characters"
                 )
+
+
+@dataclass(frozen=True, slots=True)
+class History(Query):
+    """What a user did, oldest first: a query whose relevant item is the one that comes next.
+
+    Attributes:
+        items: ids of the items.
+        times: when, in seconds; None: the data does not say.
+    """
+
+    items: tuple[str, ...] = ()
+    times: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        # Not super(): dataclasses with slots are made anew, and the class that super() remembers is the old one.
+        Query.__post_init__(self)
+        if not self.items:
+            raise DataError(f"the history of user {self.id!r} is empty; give it an action or leave the user out")
+        if self.times is not None and len(self.times) != len(self.items):
+            raise DataError(f"user {self.id!r} has {len(self.items)} actions, but {len(self.times)} times")
+
+    @classmethod
+    def of(cls, user: str, items: Sequence[str], times: Sequence[int] | None = None) -> History:
+        """The history of a user without a text of their own: its text lists the items' ids."""
+        shown = " ".join(items) or "no actions"
+        return cls(user, shown, items=tuple(items), times=None if times is None else tuple(times))
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,4 +137,28 @@ class Collection:
             digest.update(f"i\0{item.id}\0{item.title}\0{item.text}\n".encode())
         for query, judged in zip(self.queries, self.judgements, strict=True):
             digest.update(f"q\0{query.id}\0{query.text}\0{query.mention}\0{sorted(judged.items())}\n".encode())
+            if isinstance(query, History):
+                digest.update(f"h\0{query.items}\0{query.times}\n".encode())
         return digest.hexdigest()
+
+
+def sample_together(collections: Sequence[Collection], num_queries: int | None, seed: int) -> list[Collection]:
+    """A sample of ``num_queries`` over all collections, each in proportion to its size."""
+    total = sum(len(collection.queries) for collection in collections)
+    if num_queries is None or num_queries >= total:
+        return list(collections)
+    return [c.sample(round(num_queries * len(c.queries) / total), seed) for c in collections]
+
+
+def hide_titles(collection: Collection, share: float, seed: int) -> list[Collection]:
+    """The collection with part of its queries, and without titles with the others, a fixed random ``share`` of them."""
+    hidden = collection.sample(round(share * len(collection.queries)), seed)
+    ids = {query.id for query in hidden.queries}
+    rows = [row for row, query in enumerate(collection.queries) if query.id not in ids]
+    shown = replace(
+        collection,
+        queries=[collection.queries[row] for row in rows],
+        judgements=[collection.judgements[row] for row in rows],
+    )
+    hidden = replace(hidden, items=[replace(item, title="") for item in collection.items])
+    return [part for part in (shown, hidden) if part.queries]

@@ -14,7 +14,7 @@ class Ragged:
     """N sequences of different lengths, end to end.
 
     Attributes:
-        values: (T,) all values.
+        values: (T, ...) all values: numbers, or vectors of one width.
         offsets: (N + 1,) int64; sequence i is ``values[offsets[i]:offsets[i + 1]]``.
     """
 
@@ -46,11 +46,12 @@ class Ragged:
         return Ragged(self.values[index], offsets)
 
     def pad(self, value: int = 0) -> tuple[Tensor, Tensor]:
-        """(N, L) values padded on the right, and the (N, L) bool mask of real positions; L is the longest length."""
+        """(N, L, ...) values padded on the right, and the (N, L) bool mask of real ones; L is the longest length."""
         lengths = self.lengths
         positions = torch.arange(int(lengths.max()) if len(self) else 0, device=self.offsets.device)
         mask = positions < lengths[:, None]
-        padded = torch.full(mask.shape, value, dtype=self.values.dtype, device=self.values.device)
+        shape = (*mask.shape, *self.values.shape[1:])
+        padded = torch.full(shape, value, dtype=self.values.dtype, device=self.values.device)
         padded[mask] = self.values[self.offsets[0] : self.offsets[-1]]
         return padded, mask
 

@@ -1,6 +1,33 @@
 """Losses: scores (B, K) and targets in, a scalar out."""
 
-from losses.ranking import InBatchCrossEntropy, Loss, MatchLoss, PairLoss, SoftmaxCrossEntropy
+from losses.mixture import MutualInformation, SampledSoftmax, UserL2
+from losses.ranking import (
+    BinaryCrossEntropy,
+    InBatchCrossEntropy,
+    KLToRetriever,
+    Loss,
+    MarginMSE,
+    MatchLoss,
+    OtherPositivesCrossEntropy,
+    PairLoss,
+    SoftmaxCrossEntropy,
+    SumOfLosses,
+)
 from losses.targets import Targets
 
-__all__ = ["InBatchCrossEntropy", "Loss", "MatchLoss", "PairLoss", "SoftmaxCrossEntropy", "Targets"]
+__all__ = [
+    "BinaryCrossEntropy",
+    "InBatchCrossEntropy",
+    "KLToRetriever",
+    "Loss",
+    "MarginMSE",
+    "MatchLoss",
+    "MutualInformation",
+    "OtherPositivesCrossEntropy",
+    "PairLoss",
+    "SampledSoftmax",
+    "SoftmaxCrossEntropy",
+    "SumOfLosses",
+    "Targets",
+    "UserL2",
+]

@@ -50,6 +50,23 @@ def in_batch_cross_entropy(scores: Tensor, labels: Tensor, mask: Tensor) -> Tens
     return pairs.sum() / max(pairs.numel(), 1)
 
 
+def binary_cross_entropy(scores: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
+    """Every candidate alone: -log sigmoid(score) of a positive, -log(1 - sigmoid(score)) of a negative.
+
+    SASRec (Kang and McAuley, 2018, §III.E) with one positive and one negative for each position.
+
+    Args:
+        scores: (B, K).
+        labels: (B, K), > 0 for a positive.
+        mask: (B, K) bool.
+
+    Returns:
+        Scalar: the sum over a row's candidates, the mean over the rows that have any.
+    """
+    terms = F.softplus(torch.where(labels > 0, -scores, scores)) * mask
+    return terms.sum() / mask.any(dim=1).sum().clamp_min(1)
+
+
 def match(scores: Tensor, teacher: Tensor, mask: Tensor) -> Tensor:
     """L_match (ANNCUR A.3; AXN A.2): cross-entropy of softmax(scores) against softmax(teacher).
 
@@ -86,6 +103,60 @@ def pair(top: Tensor, hard: Tensor) -> Tensor:
             f"pair loss needs as many hard negatives as top items, got {tuple(hard.shape)} and {tuple(top.shape)}"
         )
     return F.softplus(hard - top).mean()
+
+
+def margin_mse(scores: Tensor, labels: Tensor, mask: Tensor, teacher: Tensor) -> Tensor:
+    """MarginMSE (Hypencoder §4.2.1): squared error of the margin of every (positive, negative) pair of a query's items.
+
+    Args:
+        scores: (B, K), the student's.
+        labels: (B, K), grades, 0 for a negative.
+        mask: (B, K) bool, True where a candidate counts.
+        teacher: (B, K), NaN where the teacher did not score; such entries take no part.
+
+    Returns:
+        Scalar, the mean over all pairs of the batch; 0 where there are none.
+    """
+    known = mask & torch.isfinite(teacher)
+    positive, negative = known & (labels > 0), known & (labels <= 0)
+    rows, first, second = torch.nonzero(positive[:, :, None] & negative[:, None, :], as_tuple=True)
+    margins = scores[rows, first] - scores[rows, second]
+    wanted = teacher[rows, first] - teacher[rows, second]
+    return (margins - wanted.to(margins.dtype)).square().sum() / max(rows.numel(), 1)
+
+
+def kl_divergence(scores: Tensor, others: Tensor, mask: Tensor) -> Tensor:
+    """KL(p || r), p and r being softmax of the two kinds of scores (CMC Eq. 5: of the model and of its retriever).
+
+    Args:
+        scores: (B, K), NaN for a pair without a score; such entries take no part.
+        others: (B, K), likewise.
+        mask: (B, K) bool, True where a candidate counts.
+
+    Returns:
+        Scalar, the mean over rows that have at least one candidate with both.
+    """
+    known = mask & torch.isfinite(scores) & torch.isfinite(others)
+    log_p, log_r = (F.log_softmax(part.masked_fill(~known, MASKED), dim=1) for part in (scores, others))
+    rows = (log_p.exp() * (log_p - log_r)).masked_fill(~known, 0.0).sum(dim=1)
+    return rows.sum() / known.any(dim=1).sum().clamp_min(1)
+
+
+def other_positives_cross_entropy(scores: Tensor, labels: Tensor, mask: Tensor, others: Tensor) -> Tensor:
+    """In-batch cross-entropy (Hypencoder §4.2.1): each positive against the positives of the other queries alone.
+
+    A query's own negatives take no part: many of those that a retriever finds are relevant.
+
+    Args:
+        scores: (B, K).
+        labels: (B, K), grades, 0 for a negative.
+        mask: (B, K) bool, True where a candidate counts.
+        others: (B, K) bool, True at the other queries' positives.
+
+    Returns:
+        Scalar, the mean over all (query, positive) pairs.
+    """
+    return in_batch_cross_entropy(scores, labels, mask & (others | (labels > 0)))
 
 
 class Loss(nn.Module, ABC):
@@ -126,6 +197,22 @@ class InBatchCrossEntropy(Loss):
     def forward(self, scores: Tensor, targets: Targets) -> Tensor:
         """See `Loss.forward`."""
         return in_batch_cross_entropy(scores / self.temperature, targets.labels, targets.mask)
+
+
+class BinaryCrossEntropy(Loss):
+    """`binary_cross_entropy`: each candidate is judged alone.
+
+    Args:
+        temperature: scores are divided by it first.
+    """
+
+    def __init__(self, temperature: float = 1.0) -> None:
+        super().__init__()
+        self.temperature = _positive(temperature)
+
+    def forward(self, scores: Tensor, targets: Targets) -> Tensor:
+        """See `Loss.forward`."""
+        return binary_cross_entropy(scores / self.temperature, targets.labels, targets.mask)
 
 
 class MatchLoss(Loss):
@@ -171,6 +258,84 @@ class PairLoss(Loss):
             raise ValueError("PairLoss needs as many hard negatives as teacher-scored items in every row")
         scores = scores / self.temperature
         return pair(scores[top], scores[hard])
+
+
+class MarginMSE(Loss):
+    """`margin_mse` against a teacher's scores: for a data module with ``taught: true``."""
+
+    def forward(self, scores: Tensor, targets: Targets) -> Tensor:
+        """See `Loss.forward`."""
+        if targets.teacher is None:
+            raise ValueError(
+                "MarginMSE needs teacher scores, but the data module has none: set data.taught and name a teacher"
+            )
+        return margin_mse(scores, targets.labels, targets.mask, targets.teacher)
+
+
+class KLToRetriever(Loss):
+    """`kl_divergence` of the model's scores to its retriever's: for a data module with ``retriever_scores: true``.
+
+    Args:
+        retriever_temperature: the retriever's scores are divided by it first; about 0.05 for cosines.
+        reverse: KL(r || p), as the released code of CMC computes it.
+    """
+
+    def __init__(self, retriever_temperature: float = 1.0, reverse: bool = False) -> None:
+        super().__init__()
+        self.retriever_temperature = _positive(retriever_temperature)
+        self.reverse = reverse
+
+    def forward(self, scores: Tensor, targets: Targets) -> Tensor:
+        """See `Loss.forward`."""
+        if targets.retriever is None:
+            raise ValueError(
+                "KLToRetriever needs the retriever's scores, but the data module has none: set data.retriever_scores"
+            )
+        retriever = (targets.retriever / self.retriever_temperature).to(scores.dtype)
+        pair_of = (retriever, scores) if self.reverse else (scores, retriever)
+        return kl_divergence(*pair_of, targets.mask)
+
+
+class OtherPositivesCrossEntropy(Loss):
+    """`other_positives_cross_entropy`: for a data module with ``other_positives: true``.
+
+    Args:
+        temperature: scores are divided by it first.
+    """
+
+    def __init__(self, temperature: float = 1.0) -> None:
+        super().__init__()
+        self.temperature = _positive(temperature)
+
+    def forward(self, scores: Tensor, targets: Targets) -> Tensor:
+        """See `Loss.forward`."""
+        if targets.others is None:
+            raise ValueError(
+                "OtherPositivesCrossEntropy needs the other queries' positives as candidates: set data.other_positives"
+            )
+        return other_positives_cross_entropy(scores / self.temperature, targets.labels, targets.mask, targets.others)
+
+
+class SumOfLosses(Loss):
+    """Several losses at once, on the same scores.
+
+    Args:
+        losses: the losses.
+        weights: of each; None: 1.
+    """
+
+    def __init__(self, losses: list[Loss], weights: list[float] | None = None) -> None:
+        super().__init__()
+        weights = [1.0] * len(losses) if weights is None else weights
+        if not losses or len(weights) != len(losses):
+            raise ValueError(f"a sum of losses needs losses and a weight for each, got {len(losses)} and {weights}")
+        self.losses = nn.ModuleList(losses)
+        self.weights = weights
+
+    def forward(self, scores: Tensor, targets: Targets) -> Tensor:
+        """See `Loss.forward`."""
+        parts = [weight * loss(scores, targets) for weight, loss in zip(self.weights, self.losses, strict=True)]
+        return torch.stack(parts).sum()
 
 
 def _positive(temperature: float) -> float:

@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from models.backbone import BackboneConfig, Encoder, file_sha256, resolve_backbone
+from models.hypencoder_released import is_released, load_released
 from models.similarity import LearnedSimilarity, plain
 from models.tokens import TokenConfig
 
@@ -26,15 +27,16 @@ def save(model: LearnedSimilarity, folder: str | Path, dtype: torch.dtype = torc
     """Writes config.json, model.safetensors (what differs from the backbone) and the tokenizer, in one step.
 
     Args:
-        model: a model whose `remember`ed arguments name its backbone.
+        model: a model whose `remember`ed arguments name its backbone, if it has one.
         folder: replaced file by file; other files in it (metrics.json, README.md) stay.
         dtype: of the stored weights; float16 halves the file.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     arguments = plain(model.arguments)
-    backbone = resolve_backbone(model.arguments["backbone"])
-    arguments["backbone"] |= {"sha256": file_sha256(backbone / "model.safetensors"), "start": None}
+    if "backbone" in arguments:
+        backbone = resolve_backbone(model.arguments["backbone"])
+        arguments["backbone"] |= {"sha256": file_sha256(backbone / "model.safetensors"), "start": None}
     config = {"format": FORMAT, "class": f"{type(model).__module__}.{type(model).__qualname__}", "arguments": arguments}
     tensors = {name: value.to(dtype).contiguous().cpu() for name, value in model.trained_state().items()}
     if not tensors:
@@ -53,7 +55,8 @@ def load(checkpoint: str | Path, merge: bool = True, dtype: torch.dtype = torch.
 
     Args:
         checkpoint: a checkpoint folder; or a sentence-transformers encoder, as a folder or by its name on the Hub,
-            which becomes a `DualEncoder` with the pooling, normalisation and length that its own files name.
+            which becomes a `DualEncoder` with the pooling, normalisation and length that its own files name; or a
+            folder of released Hypencoder weights (by name: `models.hypencoder_released.load_released`).
         merge: fold LoRA adapters into the weights (faster; pass False to train on).
         dtype: what the transformers compute in; their outputs and all that follows stay float32.
 
@@ -64,6 +67,8 @@ def load(checkpoint: str | Path, merge: bool = True, dtype: torch.dtype = torch.
     folder = Path(checkpoint)
     if (folder / "modules.json").is_file() or not folder.exists():
         return _in_dtype(_sentence_transformer(str(checkpoint)), dtype)
+    if is_released(folder):
+        return _in_dtype(load_released(folder), dtype)
     config = read_config(folder)
     cls = _allowed(config["class"], folder / "config.json")
     parser = ArgumentParser(exit_on_error=False)

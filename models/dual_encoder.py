@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Self
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -13,8 +12,8 @@ from datamodules.records import Item, Query
 from datamodules.reps import Ragged, Reps
 from losses import Loss
 from models.backbone import BackboneConfig, Encoder, load_tokenizer
-from models.packing import buckets, token_budget
-from models.similarity import LearnedSimilarity, Optimization
+from models.pooling import Pooling, pooled
+from models.similarity import LearnedSimilarity, Optimization, inner_products
 from models.tokens import TextEncoder, TokenConfig
 
 
@@ -43,7 +42,7 @@ class DualEncoder(LearnedSimilarity):
         backbone: BackboneConfig | None = None,
         tokens: TokenConfig | None = None,
         shared: bool = True,
-        pooling: Literal["mean", "cls"] = "mean",
+        pooling: Pooling = "mean",
         normalize: bool = True,
         tokens_per_batch: int | None = None,
         loss: Loss | None = None,
@@ -64,7 +63,7 @@ class DualEncoder(LearnedSimilarity):
         tags = tuple(self.text.tag_ids.values())
         self.query_encoder = Encoder(backbone, tags)
         self.item_encoder = self.query_encoder if shared else Encoder(backbone, tags)
-        self.pooling = pooling
+        self.pooling: Pooling = pooling
         self.normalize = normalize
         self.tokens_per_batch = tokens_per_batch
 
@@ -86,33 +85,11 @@ class DualEncoder(LearnedSimilarity):
 
     def score(self, queries: Reps, items: Reps, candidates: Tensor | None = None) -> Tensor:
         """Dot products; see `LearnedSimilarity.score`."""
-        query, item = queries["vector"], items["vector"]
-        assert isinstance(query, Tensor) and isinstance(item, Tensor)
-        if candidates is None:
-            return query @ item.T
-        if candidates.shape[0] == 1:
-            scores = query @ item[candidates[0]].T
-        else:
-            scores = torch.einsum("bd,bkd->bk", query, item[candidates])
-        return scores.masked_fill(candidates < 0, -torch.inf)
+        return inner_products(queries, items, candidates)
 
     def _vectors(self, encoder: Encoder, ids: Tensor | Ragged) -> Tensor:
-        assert isinstance(ids, Ragged)
-        parts, rows = [], []
-        for bucket in buckets(ids.lengths, token_budget(self.tokens_per_batch, ids.values.device)):
-            padded, mask = ids.take(bucket).pad()
-            if self.pooling == "cls":
-                read = torch.zeros(len(bucket), 1, dtype=torch.int64, device=padded.device)
-                pooled = encoder.states_at(padded.long(), mask, read)[:, 0]
-            else:
-                hidden = encoder(padded.long(), mask)
-                weights = mask[..., None].to(hidden.dtype)
-                pooled = (hidden * weights).sum(dim=1) / weights.sum(dim=1)
-            parts.append(F.normalize(pooled, dim=1) if self.normalize else pooled)
-            rows.append(bucket)
-        if not parts:
-            return torch.empty(0, encoder.width)
-        return torch.cat(parts)[torch.argsort(torch.cat(rows))]
+        vectors = pooled(encoder, ids, self.pooling, self.tokens_per_batch)
+        return F.normalize(vectors, dim=1) if self.normalize else vectors
 
     @classmethod
     def tiny(cls) -> Self:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from lightning import LightningModule
 from torch import Tensor
+from torch.nn import functional as F
 from torchmetrics.retrieval import RetrievalHitRate, RetrievalMRR
 from transformers import get_scheduler
 
@@ -48,6 +49,20 @@ class Optimization:
 def plain(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments with dataclasses turned into dicts, so that no file needs a class of ours to be read."""
     return {name: asdict(value) if is_dataclass(value) else value for name, value in arguments.items()}  # type: ignore[arg-type]
+
+
+def inner_products(queries: Reps, items: Reps, candidates: Tensor | None) -> Tensor:
+    """`LearnedSimilarity.score` for a similarity that is the inner product of the parts named ``vector``."""
+    query, item = queries["vector"], items["vector"]
+    assert isinstance(query, Tensor) and isinstance(item, Tensor)
+    if candidates is None:
+        return query @ item.T
+    if candidates.shape[0] == 1:
+        scores = query @ item[candidates[0]].T
+    else:
+        # As an embedding, because the gradient of plain indexing is added up one row after another.
+        scores = torch.einsum("bd,bkd->bk", query, F.embedding(candidates.clamp_min(0), item))
+    return scores.masked_fill(candidates < 0, -torch.inf)
 
 
 def fastest_device() -> str:
@@ -152,6 +167,11 @@ class LearnedSimilarity(LightningModule, ABC):
         """Scores (B, K) of a training batch."""
         return self.score(self.encode_queries(batch.queries), self.encode_items(batch.items), batch.candidates)
 
+    def training_loss(self, batch: Batch) -> Tensor:
+        """What a step minimises: the loss of the scores; a system with terms of its own adds them here."""
+        loss: Tensor = self.loss(self.list_scores(batch), batch.targets)
+        return loss
+
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         """Seeds dropout by the step, so that a run that was killed continues as if it had not been."""
         place = [self.seed, self.current_epoch, batch_idx, self.global_rank]
@@ -159,7 +179,7 @@ class LearnedSimilarity(LightningModule, ABC):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """One step of the loss; stops at a loss that is not finite."""
-        loss: Tensor = self.loss(self.list_scores(batch), batch.targets)
+        loss = self.training_loss(batch)
         if not torch.isfinite(loss):
             raise FloatingPointError(
                 f"loss is {loss.item()} in epoch {self.current_epoch}, batch {batch_idx}, "

@@ -27,6 +27,8 @@ class TokenConfig:
         item_tag: token between an item's title and its text. None: a space.
         query_prompt: put before every query, as some backbones want it.
         item_prompt: put before every item.
+        query_prefix: tokens between a query's [CLS] and its text, for a model that reads several vectors of it.
+        item_prefix: the same for an item; only where it has its own [CLS].
     """
 
     query_length: int = 128
@@ -35,17 +37,21 @@ class TokenConfig:
     item_tag: str | None = "[unused2]"
     query_prompt: str = ""
     item_prompt: str = ""
+    query_prefix: tuple[str, ...] = ()
+    item_prefix: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.query_length < 8 or self.item_length < 8:
+        if self.query_length < 8 + len(self.query_prefix) or self.item_length < 8 + len(self.item_prefix):
             raise ValueError(
-                f"query_length and item_length must be at least 8, got {self.query_length} and {self.item_length}"
+                "query_length and item_length must be at least 8, and 1 more for each token of their prefix; "
+                f"got {self.query_length} and {self.item_length}"
             )
 
     @property
     def tags(self) -> tuple[str, ...]:
-        """Every tag token in use."""
-        return (*(self.mention_tags or ()), *((self.item_tag,) if self.item_tag else ()))
+        """Every tag token in use, once."""
+        tags = (*(self.mention_tags or ()), *((self.item_tag,) if self.item_tag else ()))
+        return tuple(dict.fromkeys((*tags, *self.query_prefix, *self.item_prefix)))
 
 
 class TextEncoder:
@@ -64,6 +70,8 @@ class TextEncoder:
         self.truncated = 0
         self.cls_id, self.sep_id = _special(tokenizer, "cls"), _special(tokenizer, "sep")
         self.tag_ids = {tag: _tag_id(tokenizer, tag) for tag in config.tags}
+        self._query_start = [self.cls_id, *(self.tag_ids[tag] for tag in config.query_prefix)]
+        self._item_start = [self.cls_id, *(self.tag_ids[tag] for tag in config.item_prefix)]
 
     def queries(self, queries: Sequence[Query]) -> Reps:
         """[CLS] left [Ms] mention [Me] right [SEP], or [CLS] [Ms] text [SEP] without a mention."""
@@ -81,9 +89,9 @@ class TextEncoder:
         return {"ids": Ragged.of(ids), "tags": torch.tensor(tags, dtype=torch.int64).view(-1, 2)}
 
     def items(self, items: Sequence[Item], cls: bool) -> Reps:
-        """title [ENT] text [SEP], with its own [CLS] in front if ``cls``."""
+        """title [ENT] text [SEP], with its own [CLS] and prefix in front if ``cls``."""
         prompt, tag = self.config.item_prompt, self.config.item_tag
-        start = [self.cls_id] if cls else []
+        start = self._item_start if cls else []
         if tag is None:
             titles: list[list[int]] = [[] for _ in items]
             texts = self._ids([prompt + f"{item.title} {item.text}".strip() for item in items])
@@ -111,19 +119,20 @@ class TextEncoder:
         return encoded
 
     def _query(self, left: list[int], mention: list[int], right: list[int]) -> tuple[list[int], tuple[int, int]]:
-        marked = self.config.mention_tags
+        marked, start = self.config.mention_tags, self._query_start
+        room = self.config.query_length - len(start)
         if not marked:
-            room = self.config.query_length - 2
+            room -= 1
             text = [*left, *right]
             self._count(len(text) > room)
-            return [self.cls_id, *text[:room], self.sep_id], (0, 0)
+            return [*start, *text[:room], self.sep_id], (0, 0)
         opening, closing = (self.tag_ids[tag] for tag in marked)
         if not mention:
-            room = self.config.query_length - 3
+            room -= 2
             text = [*left, *right]
             self._count(len(text) > room)
-            return [self.cls_id, opening, *text[:room], self.sep_id], (1, 1)
-        room = self.config.query_length - 4
+            return [*start, opening, *text[:room], self.sep_id], (len(start), len(start))
+        room -= 3
         full = len(left) + len(mention) + len(right)
         self._count(full > room)
         mention = mention[:room]
@@ -132,9 +141,9 @@ class TextEncoder:
         before = min(len(left), max(room // 2, room - len(right)))
         left = left[len(left) - before :]
         right = right[: room - before]
-        start = 1 + len(left)
-        end = start + 1 + len(mention)
-        return [self.cls_id, *left, opening, *mention, closing, *right, self.sep_id], (start, end)
+        at = len(start) + len(left)
+        tags = at, at + 1 + len(mention)
+        return [*start, *left, opening, *mention, closing, *right, self.sep_id], tags
 
     def _count(self, cut: bool) -> None:
         if cut:

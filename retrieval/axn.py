@@ -42,6 +42,8 @@ class AXN(Searcher):
         query_batch: queries searched together.
     """
 
+    needs_pairs = True
+
     budget: int
 
     def __init__(

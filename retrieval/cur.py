@@ -29,6 +29,8 @@ class CUR(Searcher):
         seed: of the choice of anchors.
     """
 
+    needs_pairs = True
+
     budget: int
 
     def __init__(

@@ -121,6 +121,7 @@ def evaluate(
         "index_seconds": searcher.index_seconds,
         "index_calls": searcher.index_calls,
         "bytes": {"representations": task.scorer.representation_bytes},
+        **({"stages": stages} if (stages := searcher.stage_costs()) else {}),
     }
     return Evaluation(task, ranking, values | costs, summary)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Self
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -16,8 +17,25 @@ Rows = NDArray[np.int64]
 Scores = NDArray[np.float32]
 
 
+@dataclass(frozen=True)
+class Represented:
+    """What a scorer was made from: for searchers that read representations instead of scoring single pairs.
+
+    Attributes:
+        similarity: a `LearnedSimilarity`.
+        queries: representations of Q queries.
+        items: representations of N items.
+    """
+
+    similarity: Any
+    queries: Reps
+    items: Reps
+
+
 class Scorer:
     """Scores pairs, computes each distinct pair once, and counts what it computed.
+
+    Over a similarity that compares the candidates of a list with each other it is a `ListScorer`, which does neither.
 
     Args:
         score_pairs: function of (query rows (P,), item rows (P,)) to P scores.
@@ -27,7 +45,11 @@ class Scorer:
     Attributes:
         calls: (Q,) int64, distinct pairs computed for each query.
         representation_bytes: of the queries' and items' representations; 0 where there are none.
+        represented: the similarity and the representations; None where there are none.
     """
+
+    pointwise: ClassVar[bool] = True
+    """Whether a score depends on its pair alone, so that single pairs can be scored."""
 
     def __init__(self, score_pairs: Callable[[Rows, Rows], NDArray[Any]], num_queries: int, num_items: int) -> None:
         self._score_pairs = score_pairs
@@ -35,6 +57,7 @@ class Scorer:
         self.num_items = num_items
         self.calls = np.zeros(num_queries, dtype=np.int64)
         self.representation_bytes = 0
+        self.represented: Represented | None = None
         self._known: dict[int, Scores] = {}
 
     def __call__(self, query_rows: Rows, item_rows: Rows) -> Scores:
@@ -133,28 +156,37 @@ class Scorer:
             lambda pairs: model.predict(pairs, batch_size=batch_size, show_progress_bar=False), queries, items
         )
 
-    @classmethod
-    def from_similarity(cls, similarity: Any, queries: Reps, items: Reps, pairs: int = 65_536) -> Self:
+    @staticmethod
+    def from_similarity(similarity: Any, queries: Reps, items: Reps, pairs: int = 65_536) -> Scorer:
         """Over a learned similarity and the representations of all queries and items.
 
         Args:
-            similarity: a pointwise `LearnedSimilarity`.
+            similarity: a `LearnedSimilarity`.
             queries: representations of Q queries.
             items: representations of N items.
             pairs: most pairs scored at once.
 
         Raises:
-            TypeError: the similarity is not pointwise.
             ValueError: the similarity is in training mode, where dropout makes scores random.
         """
-        if not similarity.pointwise:
-            raise TypeError(
-                f"{type(similarity).__name__} compares the candidates of a list with each other: single pairs have no "
-                "score. Use a searcher that gives it whole candidate lists."
-            )
         if getattr(similarity, "training", False):
             raise ValueError(f"{type(similarity).__name__} is in training mode and would score at random: call eval()")
         device = getattr(similarity, "device", "cpu")
+
+        def score_lists(query_rows: Rows, item_rows: Rows) -> NDArray[Any]:
+            parts = []
+            for rows in np.array_split(np.arange(len(query_rows)), max(1, -(-item_rows.size // pairs))):
+                if len(rows):
+                    few, where = np.unique(item_rows[rows], return_inverse=True)
+                    padded = int(few[0] == -1)
+                    with torch.inference_mode():
+                        scores = similarity.score(
+                            to_device(take(queries, torch.from_numpy(query_rows[rows])), device),
+                            to_device(take(items, torch.from_numpy(few[padded:])), device),
+                            torch.from_numpy(where.reshape(item_rows[rows].shape) - padded).to(device),
+                        )
+                    parts.append(scores.float().cpu().numpy())
+            return np.concatenate(parts) if parts else np.empty(item_rows.shape, dtype=np.float32)
 
         def score(query_rows: Rows, item_rows: Rows) -> NDArray[Any]:
             parts = []
@@ -171,9 +203,50 @@ class Scorer:
                 parts.append(scores.float().cpu().numpy())
             return np.concatenate(parts)
 
-        scorer = cls(score, num_rows(queries), num_rows(items))
+        sizes = num_rows(queries), num_rows(items)
+        scorer = Scorer(score, *sizes) if similarity.pointwise else ListScorer(score_lists, *sizes)
+        scorer.represented = Represented(similarity, queries, items)
         scorer.representation_bytes = sum(part.nbytes for reps in (queries, items) for part in reps.values())
         return scorer
+
+
+class ListScorer(Scorer):
+    """Scores whole candidate lists, whose candidates see each other: a list is one call, and nothing is kept.
+
+    Args:
+        score_lists: function of (query rows (B,), item rows (B, K), -1 for no item) to scores (B, K).
+        num_queries: Q.
+        num_items: N.
+
+    Attributes:
+        calls: (Q,) int64, lists scored for each query.
+    """
+
+    pointwise: ClassVar[bool] = False
+
+    def __call__(self, query_rows: Rows, item_rows: Rows) -> Scores:
+        """Refuses: single pairs have no score.
+
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError(
+            "this similarity compares the candidates of a list with each other: single pairs have no score. Use a "
+            "searcher that gives it whole candidate lists (Rerank, Pipeline)."
+        )
+
+    def score_lists(self, query_rows: Rows, item_rows: Rows) -> Scores:
+        """See `Scorer.score_lists`; one call a list."""
+        query_rows, item_rows = _rows(query_rows, "query"), _rows(item_rows, "item")
+        if item_rows.ndim != 2 or query_rows.shape != item_rows.shape[:1]:
+            raise ValueError(f"expected B queries and (B, K) items, got {query_rows.shape} and {item_rows.shape}")
+        real = item_rows != -1
+        queries = np.broadcast_to(query_rows[:, None], item_rows.shape)[real]
+        self._check(queries, item_rows[real])
+        scores = np.asarray(self._score_pairs(query_rows, item_rows), dtype=np.float32)
+        self._check_scores(scores[real], queries, item_rows[real])
+        np.add.at(self.calls, query_rows, 1)
+        return scores
 
 
 def _rows(rows: Any, name: str) -> Rows:

@@ -90,6 +90,12 @@ class Searcher(ABC):
     calls_similarity: ClassVar[bool] = True
     """Whether the ranking is by the similarity's scores."""
 
+    needs_pairs: ClassVar[bool] = False
+    """Whether it scores single pairs, which a similarity that compares candidates with each other cannot."""
+
+    needs_representations: ClassVar[bool] = False
+    """Whether it reads the representations that the scorer was made from, instead of calling the scorer."""
+
     budget: int | None = None
     """Items scored a query; None: all of them, or none."""
 
@@ -115,7 +121,16 @@ class Searcher(ABC):
         """A searcher for the contract tests: over a `Dense` first stage, scoring ``budget`` items a query."""
 
     def index(self, task: SearchTask) -> None:
-        """Offline work; must be called before `search`."""
+        """Offline work; must be called before `search`.
+
+        Raises:
+            TypeError: the similarity compares candidates with each other, and the searcher needs single pairs.
+        """
+        if self.needs_pairs and not task.scorer.pointwise:
+            raise TypeError(
+                f"{type(self).__name__} scores single pairs, but this similarity compares the candidates of a list "
+                "with each other; use Rerank or Pipeline, which give it whole lists"
+            )
         self._task = task
         before = int(task.scorer.calls.sum())
         watch = Stopwatch()
@@ -135,13 +150,18 @@ class Searcher(ABC):
             ValueError: k is larger than the number of items that will have been scored.
         """
 
+    def stage_costs(self) -> list[dict[str, Any]]:
+        """Calls and bytes of each stage before the last one, for metrics.json; none for most searchers."""
+        return []
+
     def ranked(self, query_rows: Rows, item_rows: Rows, scores: Scores, k: int, watch: Stopwatch) -> Ranking:
-        """Ranking of the scored items (B, m); each query's calls are the items scored for it."""
+        """Ranking of the scored items (B, m); a query's calls are these, or one if they were scored as a list."""
+        calls = item_rows.shape[1] if self.task.scorer.pointwise else 1
         order = top_order(scores, item_rows, k)
         return Ranking(
             np.take_along_axis(item_rows, order, axis=1),
             np.take_along_axis(scores, order, axis=1),
-            np.full(len(query_rows), item_rows.shape[1], dtype=np.int64),
+            np.full(len(query_rows), calls, dtype=np.int64),
             dict(watch.seconds),
         )
 

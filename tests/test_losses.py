@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from losses import InBatchCrossEntropy, MatchLoss, PairLoss, SoftmaxCrossEntropy, Targets
+from losses import InBatchCrossEntropy, KLToRetriever, MatchLoss, PairLoss, SoftmaxCrossEntropy, Targets
 from losses.ranking import in_batch_cross_entropy, match, pair, softmax_cross_entropy
 
 SCORES = torch.tensor([[2.0, 1.0, 0.0], [0.5, 0.5, 3.0]])
@@ -109,3 +109,22 @@ def test_losses_ignore_a_constant(values: list[float], shift: float) -> None:
     mask = torch.ones_like(scores, dtype=torch.bool)
     for loss in (softmax_cross_entropy, in_batch_cross_entropy):
         torch.testing.assert_close(loss(scores + shift, labels, mask), loss(scores, labels, mask), atol=1e-9, rtol=1e-9)
+
+
+def test_kl_to_the_retriever_by_hand() -> None:
+    """Its direction, its temperature, and what the retriever did not find."""
+    scores = torch.tensor([[1.0, 0.0, 9.0], [2.0, 1.0, 0.0]])
+    retriever = torch.tensor([[0.2, 0.1, math.nan], [0.5, 0.5, 0.5]])
+    mask = torch.tensor([[True, True, True], [True, True, False]])
+    targets = Targets(torch.zeros(2, 3), mask, retriever=retriever)
+    for reverse in (False, True):
+        rows = []
+        for p, r in ((scores[0, :2], retriever[0, :2] / 0.1), (scores[1, :2], retriever[1, :2] / 0.1)):
+            p, r = (r.softmax(0), p.softmax(0)) if reverse else (p.softmax(0), r.softmax(0))
+            rows.append((p * (p / r).log()).sum())
+        torch.testing.assert_close(KLToRetriever(0.1, reverse)(scores, targets), torch.stack(rows).mean())
+    scores.requires_grad_()
+    KLToRetriever()(scores, targets).backward()
+    assert scores.grad is not None and scores.grad.isfinite().all() and scores.grad[0, 2] == 0
+    with pytest.raises(ValueError, match=r"set data\.retriever_scores"):
+        KLToRetriever()(scores, Targets(torch.zeros(2, 3), mask))

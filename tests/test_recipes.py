@@ -14,18 +14,25 @@ ROOT = Path(__file__).parents[1]
 RECIPES = sorted(ROOT.glob("configs/**/*.yaml"))
 
 SMALL = """
-data.train_worlds=[noun.shape] data.dev_worlds=[noun.possession] data.batch_size=4 data.max_val_queries=8
+data.batch_size=4 data.max_val_queries=8 trainer.max_epochs=1 trainer.check_val_every_n_epoch=1
 trainer.limit_train_batches=2 trainer.limit_val_batches=2 trainer.logger=false trainer.enable_progress_bar=false
 trainer.enable_model_summary=false
 """
+WORLDS = " data.train_worlds=[noun.shape] data.dev_worlds=[noun.possession] data.max_train_queries=16"
 
 
 def arguments(recipe: Path, folder: Path) -> list[str]:
-    """The recipe on a few queries, mining by BM25, writing into ``folder``."""
+    """The recipe on a few queries, mining (where it mines) by BM25, with its own teacher, writing into ``folder``."""
     text = recipe.read_text()
-    assert "retrieval.mining.MineCandidates" in text
+    if "datamodules.sequences.NextItems" in text:
+        settings = f"{SMALL} data.path={interactions(folder)} data.layout=recbole data.val_negatives=3"
+    else:
+        find_wordnet()
+        assert "retrieval.mining.MineCandidates" in text
+        settings = SMALL + WORLDS
     scratch = folder / recipe.name
     checkpointed = text.replace("retrieval.dense.Dense", "retrieval.first_stage.BM25")
+    checkpointed = checkpointed.replace("teacher: checkpoints/", f"teacher: {ROOT}/checkpoints/")
     lines = [line for line in checkpointed.splitlines() if ": checkpoints/" not in line]
     kept = []
     for line, following in zip(lines, [*lines[1:], ""], strict=True):
@@ -33,13 +40,20 @@ def arguments(recipe: Path, folder: Path) -> list[str]:
             continue  # it held the checkpoint only
         kept.append(line.replace("out/", f"{folder}/out/"))
     scratch.write_text("\n".join(kept) + "\n")
-    return ["fit", "--config", str(scratch), *(f"--{setting}" for setting in SMALL.split())]
+    return ["fit", "--config", str(scratch), *(f"--{setting}" for setting in settings.split())]
+
+
+def interactions(folder: Path) -> Path:
+    """Eight users with six actions each, in RecBole's layout."""
+    path = folder / "small.inter"
+    rows = [f"u{user}\ti{(user + step) % 12}\t{1000 * step}\n" for user in range(8) for step in range(6)]
+    path.write_text("user_id:token\titem_id:token\ttimestamp:float\n" + "".join(rows))
+    return path
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
 def test_recipe_takes_a_step_and_releases(recipe: Path, tmp_path: Path) -> None:
     """A recipe that no longer fits the code is found by the first user otherwise."""
-    find_wordnet()
     cli = train.main(arguments(recipe, tmp_path))
     assert cli.trainer.global_step == 2
     [config] = tmp_path.glob("out/**/config.json")

@@ -12,6 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from datamodules.records import DataError
+from datamodules.reps import take
+from models.cmc import CMC
 from models.cross_encoder import CrossEncoder
 from models.dual_encoder import DualEncoder
 from models.similarity import LearnedSimilarity
@@ -82,15 +84,24 @@ def test_from_similarity_is_the_similarity(kind: type[LearnedSimilarity]) -> Non
     np.testing.assert_allclose(scorer(q, i), expected, atol=2e-5, rtol=1e-5)
 
 
-def test_not_pointwise_is_refused() -> None:
-    """A similarity that compares candidates has no score for a pair; searching with one would be meaningless."""
-
-    class Listwise(DualEncoder):
-        pointwise = False
-
-    model = Listwise.tiny()
-    with pytest.raises(TypeError, match="no score"):
-        Scorer.from_similarity(model, {}, {})
+def test_lists_are_scored_whole_and_are_one_call() -> None:
+    """A similarity that compares candidates has no score for a pair: keeping or batching pairs would change scores."""
+    model, collection = CMC.tiny().eval(), toy_collection()
+    with torch.inference_mode():
+        queries = model.encode_queries(model.collate_queries(collection.queries))
+        items = model.encode_items(model.collate_items(collection.items))
+    lists = np.array([[5, 3, 9, -1], [3, 0, 1, 2], [7, 7, 8, 6]])
+    for pairs in (65_536, 5):
+        scorer = Scorer.from_similarity(model, queries, items, pairs=pairs)
+        found = scorer.score_lists(np.array([4, 0, 4]), lists)
+        with torch.inference_mode():
+            expected = model.score(take(queries, torch.tensor([4, 0, 4])), items, torch.from_numpy(lists)).numpy()
+        np.testing.assert_allclose(found, expected, atol=2e-5, rtol=1e-5)
+        assert scorer.calls[4] == 2 and scorer.calls[0] == 1 and scorer.calls.sum() == 3
+    with pytest.raises(TypeError, match="single pairs have no score"):
+        scorer(np.array([0]), np.array([0]))
+    with pytest.raises(IndexError, match="item rows run from 0 to 39"):
+        scorer.score_lists(np.array([0]), np.array([[40]]))
 
 
 def test_from_callable_sees_texts() -> None:

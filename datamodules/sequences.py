@@ -1,0 +1,267 @@
+"""Next-item recommendation: histories by user, split by leaving the last actions out, and their training batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from datamodules.base import BatchLists, RetrievalData, Split
+from datamodules.batch import Batch
+from datamodules.interactions import Interactions, Layout, load_interactions
+from datamodules.records import Collection, DataError, History, Item
+from datamodules.reps import Ragged, Reps, take
+from losses.targets import Targets
+
+Rows = NDArray[np.int64]
+
+NO_NEXT = "users with one training action, which has no next one: not trained on"
+
+
+class NextItems(RetrievalData):
+    """Users' histories; the item to be found is the one that comes next.
+
+    Of a user's n actions the last is for testing, the one before it for validation (leave-one-out by time); training
+    goes over the first n - 2, each position predicting the next.
+
+    Args:
+        path: the file of interactions.
+        layout: its layout: sasrec, recbole, movielens or amazon; see `load_interactions`.
+        min_actions: users with fewer actions are dropped and counted; at least 3.
+        min_item_actions: items with fewer actions are dropped and counted, before the users are.
+        batch_size: users a batch.
+        sampling: a training position's candidates besides the next item. ``position``: ``negatives`` items, drawn for
+            each position alone. ``batch``: ``negatives`` items, drawn for all positions of the batch together, which
+            makes the scores one matrix product. ``all``: every item.
+        negatives: how many are drawn, uniformly and with replacement.
+        avoid_seen: draws no item of the user's own training history, as SASRec does; otherwise only the next item
+            itself is never drawn.
+        val_negatives: validate and test against so many random items that the user has not seen, for example 100 as in
+            the SASRec paper, the same ones each time; None: against every item not seen.
+        max_train_queries: trains on a fixed random sample of the users; None: on all.
+        max_val_queries: validates on a fixed random sample of the users; None: on all.
+        seed: of samples, negatives and order.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        layout: Layout,
+        min_actions: int = 5,
+        min_item_actions: int = 1,
+        batch_size: int = 128,
+        sampling: Literal["position", "batch", "all"] = "position",
+        negatives: int = 128,
+        avoid_seen: bool = False,
+        val_negatives: int | None = None,
+        max_train_queries: int | None = None,
+        max_val_queries: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(
+            batch_size=batch_size,
+            negatives=negatives,
+            max_train_queries=max_train_queries,
+            max_val_queries=max_val_queries,
+            seed=seed,
+        )
+        if min_actions < 3:
+            raise ValueError(f"min_actions must be at least 3 (train, validation, test), got {min_actions}")
+        if negatives < 1 or (val_negatives is not None and val_negatives < 1):
+            raise ValueError(f"negatives and val_negatives must be at least 1, got {negatives} and {val_negatives}")
+        self.path = path
+        self.layout = layout
+        self.min_actions = min_actions
+        self.min_item_actions = min_item_actions
+        self.sampling = sampling
+        self.avoid_seen = avoid_seen
+        self.val_negatives = val_negatives
+
+    @cached_property
+    def interactions(self) -> Interactions:
+        """What the file holds, without rare items and users."""
+        return load_interactions(self.path, self.layout).frequent(self.min_actions, self.min_item_actions)
+
+    @property
+    def item_ids(self) -> list[str]:
+        """Every item's id, by row: the command line hands them to the model, whose embeddings are as many."""
+        return list(self.interactions.item_ids)
+
+    def read(self, split: Split) -> list[Collection]:
+        """The histories of a split, each with its next item."""
+        return [leave_one_out(self.interactions, split)]
+
+    def build(self, split: Split, collection: Collection, model: Any) -> BatchLists:
+        """The histories of a collection, as rows and as the model's tokens."""
+        return (NextItemTraining if split == "train" else NextItemEvaluation)(self, collection, model)
+
+
+def leave_one_out(interactions: Interactions, split: Split) -> Collection:
+    """The histories of a split and the item that follows each: the user's last one (test), the one before (dev), ...
+
+    Args:
+        interactions: at least three actions a user.
+        split: train: the first n - 3 actions, and the next one; every shorter prefix is trained on, too.
+
+    Returns:
+        The collection; its notes count the users who have no training action with a next one.
+    """
+    behind = {"train": 3, "dev": 2, "test": 1}[split]
+    names = interactions.item_ids
+    queries, judgements = [], []
+    offsets = interactions.offsets
+    for user, start, stop in zip(interactions.user_ids, offsets, offsets[1:], strict=False):
+        end = stop - behind
+        if end <= start:
+            continue
+        items = tuple(names[row] for row in interactions.items[start:end])
+        times = None if interactions.times is None else tuple(interactions.times[start:end].tolist())
+        queries.append(History.of(user, items, times))
+        judgements.append({int(interactions.items[end]): 1})
+    left = len(interactions.user_ids) - len(queries)
+    return Collection(
+        interactions.name,
+        [Item(name, interactions.texts.get(name, "")) for name in names],
+        queries,
+        judgements,
+        notes={**interactions.notes, **({NO_NEXT: left} if left else {})},
+    )
+
+
+class _Histories(BatchLists):
+    """The histories of a collection as rows, and as the model's tokens."""
+
+    def __init__(self, data: NextItems, collection: Collection, model: Any) -> None:
+        self.data = data
+        self.num_items = len(collection.items)
+        self.ids = [query.id for query in collection.queries]
+        self.queries: Reps = model.collate_queries(collection.queries)
+        self.items: Reps = model.collate_items(collection.items)
+        rows = {item.id: row for row, item in enumerate(collection.items)}
+        self.sequences: list[Rows] = []
+        for place, query in enumerate(collection.queries):
+            assert isinstance(query, History)
+            self.sequences.append(np.array([*(rows[i] for i in query.items), *collection.relevant(place)]))
+        # The items of each history and the next one, sorted, once each: what must not be drawn as a negative.
+        self.seen = [np.unique(sequence) for sequence in self.sequences]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def _check_unseen(self, needed: int, reason: str) -> None:
+        for name, seen in zip(self.ids, self.seen, strict=True):
+            if self.num_items - len(seen) < needed:
+                raise DataError(
+                    f"user {name!r} has not seen {self.num_items - len(seen)} of the {self.num_items} items; {reason} "
+                    f"needs at least {needed}"
+                )
+
+    def _batch(
+        self, members: Sequence[int], candidates: Rows, labels: torch.Tensor, mask: torch.Tensor, every_position: bool
+    ) -> Batch:
+        # Sorting out which items are needed pays off only if they are few among all.
+        if candidates.size < self.num_items:
+            chosen, where = np.unique(candidates, return_inverse=True)
+            items, candidates = take(self.items, torch.from_numpy(chosen)), where.reshape(candidates.shape)
+        else:
+            items = self.items
+        queries = take(self.queries, torch.tensor(np.asarray(members)))
+        names = [self.ids[member] for member in members]
+        return Batch(queries, items, torch.from_numpy(candidates), Targets(labels, mask), names, every_position)
+
+
+class NextItemTraining(_Histories):
+    """Every position of the histories, with its next item and negatives."""
+
+    def __init__(self, data: NextItems, collection: Collection, model: Any) -> None:
+        super().__init__(data, collection, model)
+        if data.avoid_seen:
+            self._check_unseen(1, "avoid_seen")
+        tokens = self.queries["ids"]
+        assert isinstance(tokens, Ragged)
+        # A model reads the last so many actions of a history; only they have a position to predict from.
+        kept = tokens.lengths.tolist()
+        self.targets = [sequence[-count:] for sequence, count in zip(self.sequences, kept, strict=True)]
+
+    def batch(self, members: Sequence[int], epoch: int) -> Batch:
+        """See `BatchLists.batch`. T positions, candidates (T, 1 + negatives), or (1, M) for all of them."""
+        positives = np.concatenate([self.targets[member] for member in members])
+        if self.data.sampling == "position":
+            negatives = np.concatenate([self._negatives(member, epoch) for member in members])
+            candidates = np.concatenate([positives[:, None], negatives], axis=1)
+            labels = torch.zeros(candidates.shape)
+            labels[:, 0] = 1
+            return self._batch(members, candidates, labels, torch.ones(labels.shape, dtype=torch.bool), True)
+        if self.data.sampling == "all":
+            columns = drawn = np.arange(self.num_items)
+        else:
+            rng = np.random.default_rng([self.data.seed, epoch, members[0]])
+            drawn = rng.integers(self.num_items, size=self.data.negatives)
+            columns = np.unique(np.concatenate([positives, drawn]))
+        hits = columns == positives[:, None]
+        counted = hits | np.isin(columns, drawn)
+        if self.data.avoid_seen:
+            own = np.stack([np.isin(columns, self.seen[member]) for member in members])
+            counted &= hits | ~own.repeat([len(self.targets[member]) for member in members], axis=0)
+        labels, mask = torch.from_numpy(hits.astype(np.float32)), torch.from_numpy(counted)
+        return self._batch(members, columns[None], labels, mask, True)
+
+    def _negatives(self, member: int, epoch: int) -> Rows:
+        """(positions, negatives)."""
+        rng = np.random.default_rng([self.data.seed, epoch, member])
+        targets = self.targets[member]
+        shape = (len(targets), self.data.negatives)
+        if self.data.avoid_seen:
+            seen = self.seen[member]
+            return outside(seen, rng.integers(self.num_items - len(seen), size=shape))
+        drawn = rng.integers(self.num_items - 1, size=shape)
+        return drawn + (drawn >= targets[:, None])
+
+
+class NextItemEvaluation(_Histories):
+    """Whole histories, with the next item among every item not seen, or among sampled ones."""
+
+    def __init__(self, data: NextItems, collection: Collection, model: Any) -> None:
+        super().__init__(data, collection, model)
+        self._check_unseen(data.val_negatives or 1, "ranking the next item among items not seen")
+
+    def batch(self, members: Sequence[int], epoch: int) -> Batch:
+        """See `BatchLists.batch`. Candidates (1, M) with the seen items masked, or (B, 1 + val_negatives)."""
+        targets = np.array([self.sequences[member][-1] for member in members])
+        if self.data.val_negatives is not None:
+            candidates = np.stack([self._sampled(member, self.data.val_negatives) for member in members])
+            labels = torch.zeros(candidates.shape)
+            labels[:, 0] = 1
+            return self._batch(members, candidates, labels, torch.ones(labels.shape, dtype=torch.bool), False)
+        mask = torch.ones(len(members), self.num_items, dtype=torch.bool)
+        for place, member in enumerate(members):
+            mask[place, self.seen[member]] = False
+        labels = torch.zeros(mask.shape)
+        labels[torch.arange(len(members)), targets] = 1
+        mask[labels > 0] = True
+        return self._batch(members, np.arange(self.num_items)[None], labels, mask, False)
+
+    def _sampled(self, member: int, count: int) -> Rows:
+        """(1 + count,): the next item, then items not seen, each once, the same in every epoch."""
+        rng = np.random.default_rng([self.data.seed, member])
+        seen = self.seen[member]
+        drawn = outside(seen, rng.choice(self.num_items - len(seen), count, replace=False))
+        return np.concatenate([self.sequences[member][-1:], drawn])
+
+
+def outside(banned: Rows, drawn: Rows) -> Rows:
+    """The items numbered ``drawn`` among those that are not banned: draws from the complement without rejection.
+
+    Args:
+        banned: (n,) rows of items, sorted, once each.
+        drawn: any shape, numbers in [0, items - n).
+
+    Returns:
+        Rows of items, as many.
+    """
+    return drawn + np.searchsorted(banned - np.arange(len(banned)), drawn, side="right")

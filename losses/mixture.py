@@ -1,0 +1,136 @@
+"""Losses of Mixture-of-Logits: sampled softmax, mutual information of the gates, size of the user embeddings."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from losses.ranking import MASKED
+
+
+def sampled_softmax(
+    positives: Tensor, negatives: Tensor, hits: Tensor | None = None, weights: Tensor | None = None
+) -> Tensor:
+    """-log softmax of each positive against its own sampled negatives (RAILS §4.1).
+
+    With the other items of the batch as negatives it is `losses.ranking.in_batch_cross_entropy`.
+
+    Args:
+        positives: (B,) scores.
+        negatives: (B, R) scores.
+        hits: (B, R) bool, True where a sampled negative is the positive itself; it does not count.
+        weights: (B,) of the rows, 0 for padding; None: all alike.
+
+    Returns:
+        Scalar, the weighted mean over rows; 0 where all weights are 0.
+    """
+    if hits is not None:
+        negatives = negatives.masked_fill(hits, MASKED)
+    rows = F.softplus(negatives.logsumexp(dim=1) - positives)
+    if weights is None:
+        return rows.mean()
+    return (rows * weights).sum() / weights.sum().clamp_min(torch.finfo(rows.dtype).tiny)
+
+
+def entropy(probabilities: Tensor) -> Tensor:
+    """Entropy (...) in nats of distributions (..., P); its gradient is finite at 0, which dropout makes of gates."""
+    smallest = torch.finfo(probabilities.dtype).tiny
+    return -(probabilities * probabilities.clamp_min(smallest).log()).sum(dim=-1)
+
+
+def gate_entropies(gates: Tensor) -> tuple[Tensor, Tensor]:
+    """H(mean pi), high when all components are used, and mean H(pi), low when each pair uses few of them.
+
+    Args:
+        gates: (M, P) probabilities of M pairs.
+
+    Returns:
+        Two scalars, in nats.
+    """
+    return entropy(gates.mean(dim=0)), entropy(gates).mean()
+
+
+def mutual_information(gates: Tensor) -> Tensor:
+    """L_MI = -H(mean pi) + mean H(pi): the negative mutual information of pair and component (RAILS §2.3).
+
+    Args:
+        gates: (M, P) probabilities of the M positive pairs.
+
+    Returns:
+        Scalar in [-log P, 0]; 0 where there are no pairs.
+    """
+    if not len(gates):
+        return gates.sum()
+    used, each = gate_entropies(gates)
+    return each - used
+
+
+def user_l2(embeddings: Tensor) -> Tensor:
+    """Squared length of the user embeddings, summed over the hash tables and averaged over the users.
+
+    Args:
+        embeddings: (B, U, d) rows of U tables.
+
+    Returns:
+        Scalar.
+    """
+    return embeddings.square().sum(dim=(1, 2)).mean()
+
+
+class SampledSoftmax(nn.Module):
+    """`sampled_softmax`.
+
+    Args:
+        temperature: scores are divided by it first; Mixture-of-Logits has its own, so 1.
+    """
+
+    def __init__(self, temperature: float = 1.0) -> None:
+        super().__init__()
+        if not temperature > 0:
+            raise ValueError(f"temperature must be positive, got {temperature}")
+        self.temperature = temperature
+
+    def forward(
+        self, positives: Tensor, negatives: Tensor, hits: Tensor | None = None, weights: Tensor | None = None
+    ) -> Tensor:
+        """See `sampled_softmax`."""
+        return sampled_softmax(positives / self.temperature, negatives / self.temperature, hits, weights)
+
+
+class MutualInformation(nn.Module):
+    """`mutual_information`, weighted.
+
+    Args:
+        weight: alpha in the paper; 0 turns it off.
+    """
+
+    def __init__(self, weight: float = 0.001) -> None:
+        super().__init__()
+        self.weight = _not_negative(weight)
+
+    def forward(self, gates: Tensor) -> Tensor:
+        """Weighted scalar of gates (M, P)."""
+        return self.weight * mutual_information(gates)
+
+
+class UserL2(nn.Module):
+    """`user_l2`, weighted.
+
+    Args:
+        weight: 0 turns it off.
+    """
+
+    def __init__(self, weight: float = 0.1) -> None:
+        super().__init__()
+        self.weight = _not_negative(weight)
+
+    def forward(self, embeddings: Tensor) -> Tensor:
+        """Weighted scalar of embeddings (B, U, d)."""
+        return self.weight * user_l2(embeddings)
+
+
+def _not_negative(weight: float) -> float:
+    if not weight >= 0:
+        raise ValueError(f"the weight of a loss must not be negative, got {weight}")
+    return weight

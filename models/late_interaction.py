@@ -1,0 +1,253 @@
+"""Late interaction: queries and items are encoded alone, several vectors of them meet in the score."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from datamodules.records import Item, Query
+from datamodules.reps import Ragged, Reps
+from losses import Loss
+from models.backbone import BackboneConfig, Encoder, load_tokenizer
+from models.packing import buckets, token_budget
+from models.pooling import Pooling, pooled
+from models.similarity import LearnedSimilarity, Optimization
+from models.tokens import TextEncoder, TokenConfig
+
+PRODUCTS = 1 << 24  # products of token vectors held at once
+
+
+class PolyEncoder(LearnedSimilarity):
+    """m learned codes read a query's tokens; the item's vector reads the m vectors (Humeau et al., 2020, §4.4).
+
+    With l_i the dot product of vector i with the item's, the score is the sum of softmax(l)_i l_i.
+
+    Args:
+        backbone: the pretrained encoder.
+        tokens: how texts become token ids.
+        shared: one encoder for queries and items; otherwise two, each with its own adapters.
+        codes: m.
+        pooling: of an item's tokens.
+        tokens_per_batch: most tokens, padding included, that go through the transformer at once. None: 1,024 on a CPU,
+            65,536 on a GPU.
+        loss: what training minimises.
+        optimization: optimiser and schedule.
+        seed: of dropout.
+    """
+
+    text: TextEncoder
+
+    def __init__(
+        self,
+        backbone: BackboneConfig | None = None,
+        tokens: TokenConfig | None = None,
+        shared: bool = True,
+        codes: int = 64,
+        pooling: Pooling = "mean",
+        tokens_per_batch: int | None = None,
+        loss: Loss | None = None,
+        optimization: Optimization | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(loss, optimization, seed)
+        backbone, tokens = backbone or BackboneConfig(), tokens or TokenConfig()
+        if codes < 1:
+            raise ValueError(f"codes is the number of vectors of a query, at least 1; got {codes}")
+        self.remember(
+            backbone=backbone,
+            tokens=tokens,
+            shared=shared,
+            codes=codes,
+            pooling=pooling,
+            tokens_per_batch=tokens_per_batch,
+        )
+        self.text = TextEncoder(load_tokenizer(backbone), tokens)
+        tags = tuple(self.text.tag_ids.values())
+        self.query_encoder = Encoder(backbone, tags)
+        self.item_encoder = self.query_encoder if shared else Encoder(backbone, tags)
+        self.codes = nn.Parameter(torch.randn(codes, self.query_encoder.width) * self.query_encoder.width**-0.5)
+        self.pooling: Pooling = pooling
+        self.tokens_per_batch = tokens_per_batch
+
+    def collate_queries(self, queries: Sequence[Query]) -> Reps:
+        """Token ids with [CLS] and [SEP]."""
+        return self.text.queries(queries)
+
+    def collate_items(self, items: Sequence[Item]) -> Reps:
+        """Token ids with [CLS] and [SEP]."""
+        return self.text.items(items, cls=True)
+
+    def encode_queries(self, tokens: Reps) -> Reps:
+        """``{"vectors": (B, m, h)}``."""
+        ids = tokens["ids"]
+        assert isinstance(ids, Ragged)
+        device = ids.values.device
+        parts, rows = [torch.empty(0, *self.codes.shape, device=device)], [ids.offsets[:0]]
+        for bucket in buckets(ids.lengths, token_budget(self.tokens_per_batch, device)):
+            padded, mask = ids.take(bucket).pad()
+            states = self.query_encoder(padded.long(), mask)
+            weights = (self.codes @ states.mT).masked_fill(~mask[:, None], -torch.inf).softmax(dim=2)
+            parts.append(weights @ states)
+            rows.append(bucket)
+        return {"vectors": torch.cat(parts)[torch.argsort(torch.cat(rows))]}
+
+    def encode_items(self, tokens: Reps) -> Reps:
+        """``{"vector": (M, h)}``."""
+        return {"vector": pooled(self.item_encoder, tokens["ids"], self.pooling, self.tokens_per_batch)}
+
+    def score(self, queries: Reps, items: Reps, candidates: Tensor | None = None) -> Tensor:
+        """See `LearnedSimilarity.score`."""
+        vectors, item = queries["vectors"], items["vector"]
+        assert isinstance(vectors, Tensor) and isinstance(item, Tensor)
+        if candidates is None or candidates.shape[0] == 1:
+            listed = item if candidates is None else item[candidates[0]]
+            logits = vectors @ listed.T
+        else:
+            logits = vectors @ F.embedding(candidates.clamp_min(0), item).mT
+        scores = (logits.softmax(dim=1) * logits).sum(dim=1)
+        return scores if candidates is None else scores.masked_fill(candidates < 0, -torch.inf)
+
+    @classmethod
+    def tiny(cls) -> Self:
+        """Width 16, two layers, three codes."""
+        from models.tiny import tiny_backbone
+
+        tokens = TokenConfig(query_length=24, item_length=24)
+        return cls(BackboneConfig(name=str(tiny_backbone())), tokens, codes=3)
+
+
+class SumOfMax(LearnedSimilarity):
+    """The sum over a query's tokens of the largest dot product with an item's tokens (ColBERT §3; MaxSim).
+
+    Args:
+        backbone: the pretrained encoder.
+        tokens: how texts become token ids.
+        shared: one encoder for queries and items; otherwise two, each with its own adapters.
+        width: of a token's vector, after a linear layer; None: the encoder's own states.
+        normalize: token vectors have length 1.
+        tokens_per_batch: most tokens, padding included, that go through the transformer at once. None: 1,024 on a CPU,
+            65,536 on a GPU.
+        loss: what training minimises.
+        optimization: optimiser and schedule.
+        seed: of dropout.
+    """
+
+    text: TextEncoder
+
+    def __init__(
+        self,
+        backbone: BackboneConfig | None = None,
+        tokens: TokenConfig | None = None,
+        shared: bool = True,
+        width: int | None = 128,
+        normalize: bool = True,
+        tokens_per_batch: int | None = None,
+        loss: Loss | None = None,
+        optimization: Optimization | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(loss, optimization, seed)
+        backbone, tokens = backbone or BackboneConfig(), tokens or TokenConfig()
+        self.remember(
+            backbone=backbone,
+            tokens=tokens,
+            shared=shared,
+            width=width,
+            normalize=normalize,
+            tokens_per_batch=tokens_per_batch,
+        )
+        self.text = TextEncoder(load_tokenizer(backbone), tokens)
+        tags = tuple(self.text.tag_ids.values())
+        self.query_encoder = Encoder(backbone, tags)
+        self.item_encoder = self.query_encoder if shared else Encoder(backbone, tags)
+        self.projection = None if width is None else nn.Linear(self.query_encoder.width, width, bias=False)
+        self.normalize = normalize
+        self.tokens_per_batch = tokens_per_batch
+
+    def collate_queries(self, queries: Sequence[Query]) -> Reps:
+        """Token ids with [CLS] and [SEP]."""
+        return self.text.queries(queries)
+
+    def collate_items(self, items: Sequence[Item]) -> Reps:
+        """Token ids with [CLS] and [SEP]."""
+        return self.text.items(items, cls=True)
+
+    def encode_queries(self, tokens: Reps) -> Reps:
+        """``{"vectors": (B, ragged, d)}``, one for each token."""
+        return self._vectors(self.query_encoder, tokens["ids"])
+
+    def encode_items(self, tokens: Reps) -> Reps:
+        """``{"vectors": (M, ragged, d)}``, one for each token."""
+        return self._vectors(self.item_encoder, tokens["ids"])
+
+    def score(self, queries: Reps, items: Reps, candidates: Tensor | None = None) -> Tensor:
+        """See `LearnedSimilarity.score`."""
+        query, item = queries["vectors"], items["vectors"]
+        assert isinstance(query, Ragged) and isinstance(item, Ragged)
+        if candidates is None:
+            return self._against_all(query, item)
+        if candidates.shape[0] == 1:
+            scores = self._against_all(query, item.take(candidates[0].clamp_min(0)))
+            return scores.masked_fill(candidates < 0, -torch.inf)
+        real = candidates >= 0
+        query_rows = torch.arange(len(query), device=candidates.device)[:, None].expand_as(candidates)[real]
+        pairs = self.score_pairs(queries, items, query_rows, candidates[real])
+        scores = pairs.new_full(candidates.shape, -torch.inf)
+        scores[real] = pairs
+        return scores
+
+    def score_pairs(self, queries: Reps, items: Reps, query_rows: Tensor, item_rows: Tensor) -> Tensor:
+        """See `LearnedSimilarity.score_pairs`; pairs of like size go together."""
+        query, item = queries["vectors"], items["vectors"]
+        assert isinstance(query, Ragged) and isinstance(item, Ragged)
+        sizes = query.lengths[query_rows] * item.lengths[item_rows]
+        parts, rows = [torch.empty(0, device=sizes.device)], [query_rows[:0]]
+        for bucket in buckets(sizes, PRODUCTS // 16):
+            left, asked = query.take(query_rows[bucket]).pad()
+            right, there = item.take(item_rows[bucket]).pad()
+            best = (left @ right.mT).masked_fill(~there[:, None], -torch.inf).amax(dim=2)
+            parts.append(best.masked_fill(~asked, 0.0).sum(dim=1))
+            rows.append(bucket)
+        return torch.cat(parts)[torch.argsort(torch.cat(rows))]
+
+    def _against_all(self, query: Ragged, item: Ragged) -> Tensor:
+        """(B, M): one matrix product of all tokens, and the largest of each item's columns."""
+        owners = torch.repeat_interleave(torch.arange(len(query), device=query.values.device), query.lengths)
+        asked = query.values[query.offsets[0] : query.offsets[-1]]
+        per_item = max(1, int(item.lengths.max()) * max(len(asked), 1)) if len(item) else 1
+        columns = []
+        for rows in torch.split(torch.arange(len(item), device=owners.device), max(1, PRODUCTS // per_item)):
+            some = item.take(rows)
+            segments = torch.repeat_interleave(torch.arange(len(rows), device=owners.device), some.lengths)
+            products = asked @ some.values.T
+            best = products.new_full((len(asked), len(rows)), -torch.inf)
+            best = best.scatter_reduce(1, segments.expand_as(products), products, "amax")
+            columns.append(best.new_zeros(len(query), len(rows)).index_add(0, owners, best))
+        return torch.cat(columns, dim=1) if columns else asked.new_zeros(len(query), 0)
+
+    def _vectors(self, encoder: Encoder, ids: Tensor | Ragged) -> Reps:
+        assert isinstance(ids, Ragged)
+        starts = ids.offsets[:-1] - ids.offsets[0]
+        parts, places = [], []
+        for bucket in buckets(ids.lengths, token_budget(self.tokens_per_batch, ids.values.device)):
+            padded, mask = ids.take(bucket).pad()
+            states = encoder(padded.long(), mask)[mask]
+            parts.append(states if self.projection is None else self.projection(states))
+            places.append((starts[bucket][:, None] + torch.arange(mask.shape[1], device=mask.device))[mask])
+        width = encoder.width if self.projection is None else self.projection.out_features
+        vectors = torch.cat(parts)[torch.argsort(torch.cat(places))] if parts else torch.empty(0, width)
+        if self.normalize:
+            vectors = F.normalize(vectors, dim=1)
+        return {"vectors": Ragged(vectors, ids.offsets - ids.offsets[0])}
+
+    @classmethod
+    def tiny(cls) -> Self:
+        """Width 16, two layers, vectors of width 8."""
+        from models.tiny import tiny_backbone
+
+        tokens = TokenConfig(query_length=24, item_length=24)
+        return cls(BackboneConfig(name=str(tiny_backbone())), tokens, width=8)

@@ -1,0 +1,271 @@
+"""Graph search: a greedy walk over the items' neighbour graph, for any similarity of single pairs."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, Self
+
+import faiss
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from retrieval.dense import Dense
+from retrieval.first_stage import FirstStage
+from retrieval.graph import GraphConfig, build_graph
+from retrieval.scorer import Rows, Scores
+from retrieval.searcher import Ranking, Searcher, SearchTask, Stopwatch, check_budget, top_order
+
+NOTHING = -1
+
+
+class EntryPoints(ABC):
+    """Where a walk begins."""
+
+    @abstractmethod
+    def index(self, task: SearchTask, vectors: NDArray[np.float32]) -> None:
+        """Offline work over the items and their vectors (N, d)."""
+
+    @abstractmethod
+    def of(self, query_rows: Rows) -> Rows:
+        """(B, m) items."""
+
+
+@dataclass
+class RandomItems(EntryPoints):
+    """Random items, the same for every query, as in the paper.
+
+    Attributes:
+        count: how many; all items where there are fewer.
+        seed: of the draw.
+    """
+
+    count: int = 10_000
+    seed: int = 0
+
+    def index(self, task: SearchTask, vectors: NDArray[np.float32]) -> None:
+        """See `EntryPoints.index`."""
+        order = np.random.default_rng(self.seed).permutation(len(vectors))
+        self._items = np.sort(order[: self.count])
+
+    def of(self, query_rows: Rows) -> Rows:
+        """See `EntryPoints.of`."""
+        return np.tile(self._items, (len(query_rows), 1))
+
+
+@dataclass
+class Centroids(EntryPoints):
+    """The items nearest to the centroids of k-means: they cover the space with fewer items than a random draw.
+
+    Attributes:
+        count: centroids.
+        iterations: of k-means.
+        seed: of k-means.
+    """
+
+    count: int = 256
+    iterations: int = 10
+    seed: int = 0
+
+    def index(self, task: SearchTask, vectors: NDArray[np.float32]) -> None:
+        """See `EntryPoints.index`."""
+        vectors = np.ascontiguousarray(vectors, dtype=np.float32)
+        count = min(self.count, len(vectors))
+        means = faiss.Kmeans(vectors.shape[1], count, niter=self.iterations, seed=self.seed, min_points_per_centroid=1)
+        means.train(vectors)
+        centroids: Any = means.centroids
+        nearest = faiss.IndexFlatL2(vectors.shape[1])
+        nearest.add(vectors)
+        self._items = np.unique(nearest.search(centroids, 1)[1])
+
+    def of(self, query_rows: Rows) -> Rows:
+        """See `EntryPoints.of`."""
+        return np.tile(self._items, (len(query_rows), 1))
+
+
+@dataclass
+class Retrieved(EntryPoints):
+    """What a first stage finds for the query.
+
+    Attributes:
+        first_stage: what retrieves.
+        count: items of each query.
+    """
+
+    first_stage: FirstStage
+    count: int = 100
+
+    def index(self, task: SearchTask, vectors: NDArray[np.float32]) -> None:
+        """See `EntryPoints.index`."""
+        self.first_stage.index(task.collection)
+
+    def of(self, query_rows: Rows) -> Rows:
+        """See `EntryPoints.of`."""
+        return self.first_stage.search(query_rows, min(self.count, self.first_stage.num_items))[0]
+
+
+class GraphSearch(Searcher):
+    """Scores entry points, then round by round the unscored neighbours of the best items (Hypencoder, Algorithm 1).
+
+    A walk ends after ``rounds``, where no unscored neighbour is left, where the budget is spent, or (``stop_early``)
+    after a round that changes nothing among the best k. All queries of a batch walk together; a query's walk does not
+    depend on the others.
+
+    Args:
+        vectors: the dual encoder whose item vectors make the graph; None: the similarity's own item vectors.
+        entry_points: where walks begin; None: 10,000 random items.
+        graph: how the graph is built.
+        breadth: n, the items whose neighbours are scored next.
+        rounds: most rounds, the one over the entry points included.
+        best_first: expand the best items that are not expanded yet, of all rounds; otherwise, as in the paper, the best
+            ones of the last round.
+        offered: of each round's items, only so many best ones can become results: n in Algorithm 1; None: all.
+        stop_early: ends a walk after a round that adds none of the best k.
+        budget: most items scored a query, the entry points included; None: no limit but the rounds.
+        query_batch: queries searched together.
+    """
+
+    needs_pairs = True
+
+    def __init__(
+        self,
+        vectors: Dense | None = None,
+        entry_points: EntryPoints | None = None,
+        graph: GraphConfig | None = None,
+        breadth: int = 64,
+        rounds: int = 16,
+        best_first: bool = False,
+        offered: int | None = None,
+        stop_early: bool = False,
+        budget: int | None = None,
+        query_batch: int = 32,
+    ) -> None:
+        super().__init__()
+        for name, value in (("breadth", breadth), ("rounds", rounds), ("query_batch", query_batch)):
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        if offered is not None and offered < 1:
+            raise ValueError(f"offered must be at least 1, got {offered}")
+        self.vectors = vectors
+        self.entry_points: EntryPoints = entry_points or RandomItems()
+        self.graph = graph or GraphConfig()
+        self.breadth = breadth
+        self.rounds = rounds
+        self.best_first = best_first
+        self.offered = offered
+        self.stop_early = stop_early
+        self.most = budget
+        self.query_batch = query_batch
+
+    @classmethod
+    def tiny(cls, stage: Any, budget: int) -> Self:
+        """See `Searcher.tiny`; the budget goes into entry points, since a graph need not be connected."""
+        return cls(stage, RandomItems(budget), GraphConfig(4), 2, budget=budget)
+
+    def prepare(self, watch: Stopwatch) -> None:
+        """Builds or opens the graph, and finds the entry points."""
+        with watch.step("item vectors"):
+            vectors = self._item_vectors()
+        with watch.step("neighbour graph"):
+            self._neighbors = build_graph(vectors, self.graph)
+        with watch.step("entry points"):
+            self.entry_points.index(self.task, vectors)
+
+    def _item_vectors(self) -> NDArray[np.float32]:
+        if self.vectors is not None:
+            self.vectors.index(self.task.collection)
+            return self.vectors.items
+        represented = self.task.scorer.represented
+        vector = None if represented is None else represented.items.get("vector")
+        if not isinstance(vector, Tensor):
+            raise TypeError("this similarity has no item vectors of its own: name a dual encoder (vectors)")
+        found: NDArray[np.float32] = vector.float().cpu().numpy()
+        return found
+
+    def search(self, query_rows: Rows, k: int) -> Ranking:
+        """See `Searcher.search`.
+
+        Raises:
+            ValueError: k is larger than the item set; or a walk scored fewer than k items.
+        """
+        num_items = len(self.task.collection.items)
+        check_budget(min(self.most or num_items, num_items), k, num_items)
+        watch = Stopwatch()
+        starts = range(0, len(query_rows), self.query_batch)
+        parts = [self._walk(query_rows[start : start + self.query_batch], k, watch) for start in starts]
+        if not parts:
+            empty = np.empty((0, k), dtype=np.int64)
+            return Ranking(empty, empty.astype(np.float32), np.empty(0, dtype=np.int64), dict(watch.seconds))
+        items, scores, calls = (np.concatenate(column) for column in zip(*parts, strict=True))
+        return Ranking(items, scores, calls, dict(watch.seconds))
+
+    def _walk(self, query_rows: Rows, k: int, watch: Stopwatch) -> tuple[Rows, Scores, NDArray[np.int64]]:
+        size, num_items = len(query_rows), len(self.task.collection.items)
+        seen = np.zeros((size, num_items), dtype=bool)
+        wide = max(k, self.offered or 0, self.breadth)
+        items, scores = np.full((size, wide), NOTHING, dtype=np.int64), np.full((size, wide), -np.inf, dtype=np.float32)
+        # The frontier: scored, and not expanded yet.
+        waiting, values = items, scores
+        with watch.step("entry points"):
+            fresh = self._unseen(seen, self.entry_points.of(query_rows))
+        for number in range(self.rounds):
+            if number:
+                with watch.step("neighbours"):
+                    fresh, waiting, values = self._expanded(seen, waiting, values)
+            if not (fresh >= 0).any():
+                break
+            with watch.step("scoring"):
+                found = self.task.scorer.score_lists(query_rows, fresh)
+            with watch.step("results"):
+                offered_items, offered_scores = _best(fresh, found, self.offered or fresh.shape[1])
+                before = items[:, :k]
+                items, scores = _best(
+                    np.hstack([items, offered_items]), np.hstack([scores, offered_scores]), items.shape[1]
+                )
+                if self.best_first:
+                    waiting, values = np.hstack([waiting, fresh]), np.hstack([values, found])
+                else:
+                    waiting, values = fresh, found
+                if self.stop_early:
+                    idle = (items[:, :k] == before).all(axis=1)
+                    waiting = np.where(idle[:, None], NOTHING, waiting)
+                    values = np.where(idle[:, None], -np.inf, values).astype(np.float32)
+        short = np.flatnonzero(items[:, k - 1] == NOTHING)
+        if short.size:
+            raise ValueError(
+                f"the walk of query {self.task.collection.queries[query_rows[short[0]]].id!r} scored fewer than "
+                f"k = {k} items: give it more entry points, rounds or breadth"
+            )
+        return items[:, :k], scores[:, :k], seen.sum(axis=1)
+
+    def _expanded(self, seen: NDArray[np.bool_], waiting: Rows, values: Scores) -> tuple[Rows, Rows, Scores]:
+        """The unseen neighbours of the best items that wait, and what then still waits."""
+        order = top_order(values, waiting, waiting.shape[1])
+        waiting, values = np.take_along_axis(waiting, order, axis=1), np.take_along_axis(values, order, axis=1)
+        chosen, rest = waiting[:, : self.breadth], waiting[:, self.breadth :]
+        near = self._neighbors[chosen.clip(0)].astype(np.int64)
+        near[chosen == NOTHING] = NOTHING
+        return self._unseen(seen, near.reshape(len(chosen), -1)), rest, values[:, self.breadth :]
+
+    def _unseen(self, seen: NDArray[np.bool_], items: Rows) -> Rows:
+        """(B, m) the items (B, any) not seen yet, each once, ascending, -1 behind; they are seen from now on."""
+        new = np.zeros_like(seen)
+        rows = np.broadcast_to(np.arange(len(items))[:, None], items.shape)
+        real = items >= 0
+        new[rows[real], items[real]] = True
+        new &= ~seen
+        if self.most is not None:
+            left = self.most - seen.sum(axis=1)
+            new &= new.cumsum(axis=1) <= left[:, None]
+        seen |= new
+        counts = new.sum(axis=1)
+        fresh = np.full((len(items), max(int(counts.max(initial=0)), 1)), NOTHING, dtype=np.int64)
+        fresh[np.arange(fresh.shape[1]) < counts[:, None]] = np.nonzero(new)[1]
+        return fresh
+
+
+def _best(items: Rows, scores: Scores, count: int) -> tuple[Rows, Scores]:
+    """The ``count`` best of (B, m), best first; ties go to the lower row."""
+    order = top_order(scores, items, count)
+    return np.take_along_axis(items, order, axis=1), np.take_along_axis(scores, order, axis=1)

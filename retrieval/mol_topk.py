@@ -1,0 +1,323 @@
+"""Top-k search with Mixture-of-Logits: exact by brute force and by bounds, and the heuristics (RAILS §3).
+
+They read the representations that the scorer was made from; the results of all of them are exact scores, and their
+calls are the pairs whose gate was evaluated.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from retrieval.mol_index import Block, MixtureIndex, largest
+from retrieval.scorer import Rows, Scores
+from retrieval.searcher import Ranking, Searcher, Stopwatch, check_budget
+
+TOLERANCE = 1e-5  # of a logit's range: how far single precision is taken to be off at first
+SEEDS = 256  # items scored before the bounds are looked at, by the mean of their logits
+DENSE = 0.75  # share of a chunk from which on gathering what is left costs more than evaluating all of it
+
+
+@dataclass(frozen=True)
+class BoundedRanking(Ranking):
+    """A ranking that says what the items left out could have scored.
+
+    Attributes:
+        bounds: (B,) float32: no item whose gate was not evaluated scores above this; -inf where there is none.
+    """
+
+    bounds: Scores = field(kw_only=True)
+
+    @property
+    def certified(self) -> NDArray[np.bool_]:
+        """(B,) bool: every item left out scores below the last result, so the ranking is exact."""
+        certain: NDArray[np.bool_] = self.bounds < self.scores[:, -1]
+        return certain
+
+    @property
+    def gaps(self) -> Scores:
+        """(B,) at most by how much an item left out exceeds the last result (RAILS Theorems 2 and 3)."""
+        gaps: Scores = np.maximum(self.bounds - self.scores[:, -1], 0)
+        return gaps
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a method scored for b queries.
+
+    Attributes:
+        rows: for each query the items, each once.
+        scores: theirs, in single precision.
+        bounds: (b,) what no other item's score exceeds.
+    """
+
+    rows: list[Tensor]
+    scores: list[Tensor]
+    bounds: Tensor
+
+
+class MixtureSearcher(Searcher):
+    """What the methods share: blocks of queries, and results whose order does not depend on rounding.
+
+    Args:
+        memory: MiB that a search may use besides the representations.
+    """
+
+    needs_representations: ClassVar[bool] = True
+
+    def __init__(self, memory: int = 64) -> None:
+        super().__init__()
+        if memory < 1:
+            raise ValueError(f"memory is in MiB, at least 1; got {memory}")
+        self.memory = memory
+
+    @abstractmethod
+    def find(self, block: Block, k: int, tolerance: float) -> Found:
+        """Scores at least k items for each query; ``tolerance`` is how far a score in single precision may be off."""
+
+    def prepare(self, watch: Stopwatch) -> None:
+        """Checks the representations, and takes them to the similarity's device."""
+        with watch.step("components"):
+            self._index = MixtureIndex(self.task, self.memory << 20)
+
+    def check(self, k: int) -> None:
+        """Refuses a k that cannot be had."""
+        num_items = len(self.task.collection.items)
+        if k > num_items:
+            raise ValueError(f"k = {k} is larger than the item set of {num_items}")
+        check_budget(num_items, k, num_items)
+
+    @torch.inference_mode()
+    def search(self, query_rows: Rows, k: int) -> BoundedRanking:
+        """See `Searcher.search`."""
+        self.check(k)
+        watch = Stopwatch()
+        items, scores = np.empty((0, k), dtype=np.int64), np.empty((0, k), dtype=np.float32)
+        calls, bounds = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float32)
+        with watch.step("scoring"):
+            for block in self._index.blocks(query_rows):
+                found, best, exact = self._exactly(block, k)
+                items, scores = np.concatenate([items, best]), np.concatenate([scores, exact])
+                calls = np.concatenate([calls, [len(rows) for rows in found.rows]])
+                bounds = np.concatenate([bounds, found.bounds.float().cpu().numpy()])
+        return BoundedRanking(items, scores, calls, dict(watch.seconds), bounds=bounds)
+
+    def _exactly(self, block: Block, k: int) -> tuple[Found, Rows, Scores]:
+        """Searches with a tolerance that covers the errors seen: large weights of a gate make rounding worse."""
+        tolerance = TOLERANCE * self._index.highest
+        while True:
+            found = self.find(block, k, tolerance)
+            settled = [
+                self._index.settle(block, place, rows, scores, k, tolerance)
+                for place, (rows, scores) in enumerate(zip(found.rows, found.scores, strict=True))
+            ]
+            error = max(off for _, _, off in settled)
+            if error <= tolerance:
+                return found, np.stack([rows for rows, _, _ in settled]), np.stack([exact for _, exact, _ in settled])
+            tolerance = 4 * error
+
+    def _scored(self, block: Block, rows: list[Tensor], bounds: Tensor) -> Found:
+        return Found(rows, [self._index.score(block, place, some) for place, some in enumerate(rows)], bounds)
+
+
+class BruteForce(MixtureSearcher):
+    """Evaluates the gate for every item."""
+
+    @classmethod
+    def tiny(cls, stage: Any, budget: int) -> Self:
+        """See `Searcher.tiny`; the budget is all items."""
+        return cls()
+
+    def find(self, block: Block, k: int, tolerance: float) -> Found:
+        """See `MixtureSearcher.find`."""
+        index = self._index
+        scores = torch.empty(len(block), index.num_items, device=index.items.device)
+        for start, stop in index.chunks(block):
+            logits = index.logits(block, start, stop)
+            for place in range(len(block)):
+                scores[place, start:stop] = index.mix(block, place, logits[place], slice(start, stop))
+        rows = torch.arange(index.num_items, device=scores.device)
+        return Found([rows] * len(block), list(scores), scores.new_full((len(block),), -torch.inf))
+
+
+class ExactMoL(MixtureSearcher):
+    """The same results as brute force, with the gate evaluated only where it can matter (RAILS Algorithm 1).
+
+    The first pass scores the items of the largest mean logits: the k-th of these scores is a threshold. The second one
+    computes all logits, chunk by chunk, and evaluates the gate for the items whose largest logit reaches the threshold,
+    which rises as better items come. The result is certified: every item left out has a bound below the k-th score.
+
+    Args:
+        seeds: items of the first pass, at least k of them in any case.
+        memory: MiB that a search may use besides the representations.
+    """
+
+    def __init__(self, seeds: int = SEEDS, memory: int = 64) -> None:
+        super().__init__(memory)
+        if seeds < 1:
+            raise ValueError(f"seeds must be at least 1, got {seeds}")
+        self.seeds = seeds
+
+    @classmethod
+    def tiny(cls, stage: Any, budget: int) -> Self:
+        """See `Searcher.tiny`; it scores what it has to."""
+        return cls(seeds=1)
+
+    def prepare(self, watch: Stopwatch) -> None:
+        """Also averages each item's components."""
+        super().prepare(watch)
+        with watch.step("mean components"):
+            self._mean = self._index.mean_items()
+
+    def find(self, block: Block, k: int, tolerance: float) -> Found:
+        """See `MixtureSearcher.find`."""
+        index = self._index
+        scores = torch.full((len(block), index.num_items), -torch.inf, device=index.items.device)
+        count = min(max(k, self.seeds), index.num_items)
+        for place, seeds in enumerate(index.averages(block, self._mean).topk(count, dim=1).indices):
+            scores[place, seeds] = index.score(block, place, seeds)
+        best = scores.topk(k, dim=1).values
+        left = scores.new_full((len(block),), -torch.inf)
+        for start, stop in index.chunks(block):
+            logits = index.logits(block, start, stop)
+            bounds = logits.amax(dim=1) + index.rounding
+            known = scores[:, start:stop]
+            open_items = (bounds >= best[:, -1:] - tolerance) & known.isneginf()
+            for place in open_items.any(dim=1).nonzero()[:, 0].tolist():
+                columns = open_items[place].nonzero()[:, 0]
+                found = self._mixed(block, place, logits[place], columns, start)
+                known[place, columns] = found
+                best[place] = torch.cat([best[place], found]).topk(k).values
+            left = torch.maximum(left, bounds.masked_fill(~known.isneginf(), -torch.inf).amax(dim=1))
+        rows = [(~some.isneginf()).nonzero()[:, 0] for some in scores]
+        return Found(rows, [some[there] for some, there in zip(scores, rows, strict=True)], left)
+
+    def _mixed(self, block: Block, place: int, logits: Tensor, columns: Tensor, start: int) -> Tensor:
+        """Scores of the chunk's items at ``columns``."""
+        size = logits.shape[1]
+        if len(columns) < DENSE * size:
+            return self._index.mix(block, place, logits[:, columns], columns + start)
+        return self._index.mix(block, place, logits, slice(start, start + size))[columns]
+
+
+class TopKPerEmbd(MixtureSearcher):
+    """Scores the union of the top items of every component logit (RAILS Algorithm 2).
+
+    A query whose union has fewer than k items is searched with twice as many, as often as needed.
+
+    Args:
+        per_embedding: items of each of the P_Q P_X logits.
+        memory: MiB that a search may use besides the representations.
+    """
+
+    def __init__(self, per_embedding: int = 50, memory: int = 64) -> None:
+        super().__init__(memory)
+        self.per_embedding = per_embedding
+
+    @classmethod
+    def tiny(cls, stage: Any, budget: int) -> Self:
+        """See `Searcher.tiny`."""
+        return cls(budget)
+
+    def check(self, k: int) -> None:
+        """See `MixtureSearcher.check`."""
+        super().check(k)
+        check_budget(self.per_embedding, 1, len(self.task.collection.items))
+
+    def find(self, block: Block, k: int, tolerance: float) -> Found:
+        """See `MixtureSearcher.find`."""
+        return self._scored(block, *_union(self._index, block, k, self.per_embedding))
+
+
+def _union(index: MixtureIndex, block: Block, k: int, count: int) -> tuple[list[Tensor], Tensor]:
+    """`MixtureIndex.component_tops`, with at least k items for each query."""
+    rows, bounds = index.component_tops(block, count)
+    short = [place for place, some in enumerate(rows) if len(some) < k]
+    if short:
+        more, bounds[short] = _union(index, block.take(short), k, min(2 * count, index.num_items))
+        for place, some in zip(short, more, strict=True):
+            rows[place] = some
+    return rows, bounds
+
+
+class TopKAvg(MixtureSearcher):
+    """Scores the items of the largest mean logits (RAILS Algorithm 2); their bound says little: the largest logit.
+
+    Args:
+        average: items scored a query.
+        memory: MiB that a search may use besides the representations.
+    """
+
+    def __init__(self, average: int = 500, memory: int = 64) -> None:
+        super().__init__(memory)
+        self.average = self.budget = average
+
+    @classmethod
+    def tiny(cls, stage: Any, budget: int) -> Self:
+        """See `Searcher.tiny`."""
+        return cls(budget)
+
+    def check(self, k: int) -> None:
+        """See `MixtureSearcher.check`."""
+        super().check(k)
+        check_budget(self.average, k, len(self.task.collection.items))
+
+    def prepare(self, watch: Stopwatch) -> None:
+        """Also averages each item's components."""
+        super().prepare(watch)
+        with watch.step("mean components"):
+            self._mean = self._index.mean_items()
+
+    def find(self, block: Block, k: int, tolerance: float) -> Found:
+        """See `MixtureSearcher.find`."""
+        rows = largest(self._index.averages(block, self._mean), self.average)  # ties at the edge by lower row
+        others = self.average < self._index.num_items
+        bound = self._index.highest + self._index.rounding if others else -torch.inf
+        return self._scored(block, list(rows), torch.full((len(block),), bound))
+
+
+class CombTopK(MixtureSearcher):
+    """Scores the union of what `TopKPerEmbd` and `TopKAvg` score (RAILS §3.3, Theorem 3).
+
+    Args:
+        per_embedding: items of each of the P_Q P_X logits.
+        average: items of the largest mean logits, at least k.
+        memory: MiB that a search may use besides the representations.
+    """
+
+    def __init__(self, per_embedding: int = 5, average: int = 200, memory: int = 64) -> None:
+        super().__init__(memory)
+        self.per_embedding = per_embedding
+        self.average = average
+
+    @classmethod
+    def tiny(cls, stage: Any, budget: int) -> Self:
+        """See `Searcher.tiny`."""
+        return cls(budget, budget)
+
+    def check(self, k: int) -> None:
+        """See `MixtureSearcher.check`."""
+        super().check(k)
+        num_items = len(self.task.collection.items)
+        check_budget(self.per_embedding, 1, num_items)
+        check_budget(self.average, k, num_items)
+
+    def prepare(self, watch: Stopwatch) -> None:
+        """Also averages each item's components."""
+        super().prepare(watch)
+        with watch.step("mean components"):
+            self._mean = self._index.mean_items()
+
+    def find(self, block: Block, k: int, tolerance: float) -> Found:
+        """See `MixtureSearcher.find`."""
+        one, bounds = self._index.component_tops(block, self.per_embedding)
+        other = largest(self._index.averages(block, self._mean), self.average)
+        rows = [torch.unique(torch.cat(pair)) for pair in zip(one, other, strict=True)]
+        everything = torch.tensor([len(some) == self._index.num_items for some in rows], device=bounds.device)
+        return self._scored(block, rows, bounds.masked_fill(everything, -torch.inf))

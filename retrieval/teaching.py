@@ -1,0 +1,122 @@
+"""What a teacher thinks of retrieved and random items, as files to train on: resumable, one file a block of queries."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from datamodules.records import Collection, DataError
+from models.similarity import LearnedSimilarity
+from retrieval.atomic import replacing
+from retrieval.evaluation import similarity_scorer
+from retrieval.first_stage import FirstStage
+from retrieval.progress import progress
+from retrieval.scorer import Rows, Scorer
+
+BLOCK = 256  # queries a file
+
+
+def write_lessons(
+    teacher: LearnedSimilarity,
+    collection: Collection,
+    first_stage: FirstStage,
+    folder: Path,
+    top: int,
+    random: int,
+    seed: int,
+) -> list[Path]:
+    """Writes the records of a collection in the layout that `datamodules.distillation.Distillation` reads.
+
+    A record has the query's relevant items, the first ``top`` others that the first stage finds, and ``random`` more.
+
+    Returns:
+        The files, in order; those that are there already are not written again.
+
+    Raises:
+        DataError: the folder holds records that were made otherwise.
+        ValueError: the collection has too few items.
+    """
+    if top + random + 1 > len(collection.items):
+        raise ValueError(
+            f"{collection.name} has {len(collection.items)} items, too few for {top} + {random} and a gold"
+        )
+    name = hashlib.sha256(collection.fingerprint.encode()).hexdigest()[:12]
+    made_by = {
+        "collection": collection.name,
+        "teacher": teacher.weights_sha256,
+        "first_stage": first_stage.identity(),
+        "top": top,
+        "random": random,
+        "seed": seed,
+    }
+    _claim(folder / f"{name}.json", made_by)
+    rows = [row for row in range(len(collection.queries)) if collection.relevant(row)]
+    blocks = {start: folder / f"{name}-{start:08d}.jsonl.gz" for start in range(0, len(rows), BLOCK)}
+    missing = [start for start, path in blocks.items() if not path.exists()]
+    if missing:
+        scorer = similarity_scorer(teacher, collection)
+        first_stage.index(collection)
+        for start in progress(missing, f"teaching on {collection.name}"):
+            records = _records(collection, rows[start : start + BLOCK], scorer, first_stage, top, random, seed)
+            # Without a time stamp, so that the same records are the same bytes.
+            text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+            with replacing(blocks[start]) as file:
+                file.write(gzip.compress(text.encode(), mtime=0))
+    return list(blocks.values())
+
+
+def _claim(path: Path, made_by: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists():
+        found = json.loads(path.read_text())
+        differing = [key for key, value in made_by.items() if found.get(key) != value]
+        if differing:
+            raise DataError(f"was made with other {' and '.join(differing)}; choose another folder", path)
+        return
+    with replacing(path) as file:
+        file.write((json.dumps(made_by, indent=2) + "\n").encode())
+
+
+def _records(
+    collection: Collection, rows: list[int], scorer: Scorer, first_stage: FirstStage, top: int, random: int, seed: int
+) -> list[dict[str, Any]]:
+    most = max(len(collection.relevant(row)) for row in rows)
+    found, _ = first_stage.search(np.array(rows), min(top + most, len(collection.items)))
+    lists = [_list(collection, row, near, top, random, seed) for row, near in zip(rows, found, strict=True)]
+    columns = np.full((len(rows), max(map(len, lists))), -1, dtype=np.int64)
+    for place, entry in enumerate(lists):
+        columns[place, : len(entry)] = entry
+    scores = scorer.score_lists(np.array(rows), columns)
+    scorer.forget(np.array(rows))
+    records = []
+    for row, entry, values in zip(rows, lists, scores, strict=True):
+        query, relevant = collection.queries[row], set(collection.relevant(row))
+        asked: dict[str, Any] = {"id": query.id, "content": query.text}
+        if query.mention is not None:
+            asked["mention"] = list(query.mention)
+        items = [
+            {
+                "id": collection.items[item].id,
+                "title": collection.items[item].title,
+                "content": collection.items[item].text,
+                "score": float(value),
+                "type": "positive" if item in relevant else "negative",
+            }
+            for item, value in zip(entry, values, strict=False)
+        ]
+        records.append({"query": asked, "items": items})
+    return records
+
+
+def _list(collection: Collection, row: int, near: Rows, top: int, random: int, seed: int) -> list[int]:
+    """Rows of one record's items: the relevant ones first."""
+    relevant = collection.relevant(row)
+    best = [int(item) for item in near if item not in relevant][:top]
+    others = np.setdiff1d(np.arange(len(collection.items)), [*relevant, *best])
+    drawn = np.random.default_rng([seed, row]).choice(others, min(random, len(others)), replace=False)
+    return [*relevant, *best, *drawn.tolist()]

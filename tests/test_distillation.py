@@ -1,0 +1,162 @@
+"""Teachers' files: written, streamed, trained on."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from datamodules.distillation import Distillation, Lessons, read_lessons
+from datamodules.records import DataError
+from losses import MarginMSE, OtherPositivesCrossEntropy, SumOfLosses
+from models import checkpoint
+from models.cross_encoder import CrossEncoder
+from models.dual_encoder import DualEncoder
+from models.similarity import LearnedSimilarity, Optimization
+from retrieval import teaching
+from retrieval.evaluation import similarity_scorer
+from retrieval.first_stage import BM25
+from retrieval.teaching import write_lessons
+from tests.test_training import trainer
+from tests.toy import Toy, toy_collection
+
+
+def record(query: str, *items: tuple[str, float | None, str]) -> dict[str, Any]:
+    listed = [{"id": i, "content": f"text of {i}", "score": s, "type": t} for i, s, t in items]
+    return {"query": {"id": query, "content": f"what is {query}"}, "items": listed}
+
+
+RECORDS = [
+    record(f"q{n}", (f"p{n}", 5.0, "given"), (f"n{n}", 1.0, "bm25"), ("shared", None, "random")) for n in range(10)
+]
+
+
+def lines(path: Path, *records: dict[str, Any]) -> Path:
+    path.write_text("".join(json.dumps(entry) + "\n" for entry in records))
+    return path
+
+
+def lessons(files: list[Path], place: tuple[int, int] = (0, 0), rank: int = 0, world: int = 1, **settings: Any) -> Any:
+    settings = {"batch_size": 3, "buffer": 4} | settings
+    return Lessons(Distillation(files, **settings), DualEncoder.tiny(), lambda: place, rank, world)
+
+
+def test_layouts_read_alike(tmp_path: Path) -> None:
+    """JSON lines, gzipped ones and Parquet hold the same records."""
+    plain = lines(tmp_path / "a.jsonl", *RECORDS)
+    packed = tmp_path / "b.jsonl.gz"
+    packed.write_bytes(gzip.compress(plain.read_bytes()))
+    table = tmp_path / "c.parquet"
+    pq.write_table(pa.Table.from_pylist(RECORDS), table)
+    found = [list(read_lessons(path, "given")) for path in (plain, packed, table)]
+    assert [len(part) for part in found] == [10, 10, 10]
+    for part in found:
+        first = part[0]
+        assert first.query.id == "q0" and [item.id for item in first.items] == ["p0", "n0", "shared"]
+        assert list(first.positive) == [True, False, False]
+        assert first.scores[:2] == [5.0, 1.0] and math.isnan(first.scores[2])
+    assert list(next(read_lessons(plain)).positive) == [True, False, False]
+
+
+def test_bad_records_are_named(tmp_path: Path) -> None:
+    """A teacher's NaN, a list without a positive, an item twice: each would train, on nonsense."""
+    bad = {
+        "expected a finite number under 'score', got nan": record("q", ("a", math.nan, "given")),
+        "has no item of type 'given'; its types are 'bm25'": record("q", ("a", 1.0, "bm25")),
+        "lists an item more than once": record("q", ("a", 1.0, "given"), ("a", 2.0, "bm25")),
+        "items, a list that is not empty": record("q"),
+        "'q' is empty": {**record("q", ("a", 1.0, "given")), "query": {"id": "q", "content": " "}},
+        "expected a string under 'content'": {**RECORDS[0], "items": [{"id": "a", "type": "given"}]},
+        r"expected \[start, end\] under 'mention'": {**RECORDS[0], "query": {"id": "q", "content": "x", "mention": 3}},
+    }
+    for message, broken in bad.items():
+        path = lines(tmp_path / "bad.jsonl", RECORDS[0], broken)
+        with pytest.raises(DataError, match=message) as caught:
+            list(read_lessons(path, "given"))
+        assert f"{path}:2: " in str(caught.value)
+    with pytest.raises(DataError, match="no such file"):
+        list(read_lessons(tmp_path / "none.parquet"))
+    cut = tmp_path / "cut.parquet"
+    pq.write_table(pa.Table.from_pylist(RECORDS), cut)
+    cut.write_bytes(cut.read_bytes()[:-20])
+    with pytest.raises(DataError, match="not a whole Parquet file"):
+        list(read_lessons(cut))
+
+
+def test_epochs_are_shuffled_whole_and_resumable(tmp_path: Path) -> None:
+    """Every record once an epoch, in another order, and a resumed epoch goes on behind what was seen."""
+    files = [lines(tmp_path / "a.jsonl", *RECORDS[:4]), lines(tmp_path / "b.jsonl", *RECORDS[4:])]
+    orders = [[name for batch in lessons(files, (epoch, 0)) for name in batch.query_ids] for epoch in range(3)]
+    for order in orders:
+        assert sorted(order) == sorted(entry["query"]["id"] for entry in RECORDS)
+    assert orders[0] != orders[1]
+    whole, rest = list(lessons(files, (1, 0))), list(lessons(files, (1, 2)))
+    assert [batch.query_ids for batch in rest] == [batch.query_ids for batch in whole[2:]]
+    for one, other in zip(rest, whole[2:], strict=True):
+        torch.testing.assert_close(one.candidates, other.candidates)
+    ranks = [[name for b in lessons(files, (0, 0), rank, 2) for name in b.query_ids] for rank in range(2)]
+    assert len(ranks[0]) == len(ranks[1]) == 3 and not set(ranks[0]) & set(ranks[1])
+
+
+def test_lists_are_the_records(tmp_path: Path) -> None:
+    """A score beside the wrong item teaches the opposite."""
+    [*batches] = lessons([lines(tmp_path / "a.jsonl", *RECORDS)], positive_type="given", other_positives=True)
+    by_query = {entry["query"]["id"]: entry for entry in RECORDS}
+    for batch in batches:
+        size = len(batch.query_ids)
+        assert batch.candidates.shape == (size, 3 + size)
+        assert batch.targets.others is not None and batch.targets.teacher is not None
+        for row, name in enumerate(batch.query_ids):
+            scores = [math.nan if item["score"] is None else item["score"] for item in by_query[name]["items"]]
+            np.testing.assert_allclose(batch.targets.teacher[row, :3], scores)
+            assert batch.targets.labels[row].tolist() == [1, 0, 0] + [0] * size
+            others = batch.candidates[row, 3:]
+            assert (others >= 0).sum() == size - 1 and batch.candidates[row, 0] not in others
+            assert batch.targets.mask[row].equal(batch.candidates[row] >= 0)
+    [drawn] = lessons([lines(tmp_path / "a.jsonl", RECORDS[0])], max_negatives=1, other_positives=False)
+    assert drawn.candidates.shape == (1, 2) and drawn.targets.others is None
+
+
+def test_teaching_writes_what_the_teacher_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From a cross-encoder to files and back; a killed run goes on with the same bytes."""
+    checkpoint.save(CrossEncoder.tiny(), tmp_path / "teacher")
+    teacher, collection = LearnedSimilarity.from_pretrained(tmp_path / "teacher"), toy_collection()
+    monkeypatch.setattr(teaching, "BLOCK", 10)
+    files = write_lessons(teacher, collection, BM25(), tmp_path / "out", 5, 3, 0)
+    found = [lesson for path in files for lesson in read_lessons(path, "positive")]
+    exact = similarity_scorer(teacher, collection)
+    rows = {item.id: row for row, item in enumerate(collection.items)}
+    assert len(files) == 3 and [lesson.query for lesson in found] == list(collection.queries)
+    for row, lesson in enumerate(found):
+        chosen = np.array([rows[item.id] for item in lesson.items])
+        assert len(set(chosen.tolist())) == 9
+        np.testing.assert_allclose(lesson.scores, exact(np.full(9, row), chosen), atol=1e-5)
+        assert [i for i, p in zip(chosen.tolist(), lesson.positive, strict=True) if p] == collection.relevant(row)
+    before = {path: path.read_bytes() for path in files}
+    files[1].unlink()
+    write_lessons(teacher, collection, BM25(), tmp_path / "out", 5, 3, 0)
+    assert {path: path.read_bytes() for path in files} == before
+    with pytest.raises(DataError, match="was made with other top"):
+        write_lessons(teacher, collection, BM25(), tmp_path / "out", 6, 3, 0)
+    with pytest.raises(ValueError, match="too few for 40 \\+ 3"):
+        write_lessons(teacher, collection, BM25(), tmp_path / "more", 40, 3, 0)
+
+
+def test_training_on_files(tmp_path: Path) -> None:
+    """The whole way: files in, validation from another data module, a loss that falls."""
+    checkpoint.save(CrossEncoder.tiny(), tmp_path / "teacher")
+    teacher = LearnedSimilarity.from_pretrained(tmp_path / "teacher")
+    files = write_lessons(teacher, toy_collection("a"), BM25(), tmp_path / "out", 5, 3, 0)
+    model = DualEncoder.tiny()
+    model.loss, model.optimization = SumOfLosses([MarginMSE(), OtherPositivesCrossEntropy(0.1)]), Optimization(lr=1e-2)
+    fit = trainer(tmp_path, epochs=2, max_steps=8)
+    fit.fit(model, datamodule=Distillation(files, Toy(batch_size=4), positive_type="positive", batch_size=4))
+    assert fit.global_step == 8 and 0 < float(fit.callback_metrics["val/mrr"]) <= 1

@@ -1,0 +1,273 @@
+"""Top-k search with Mixture-of-Logits against the formula, pair by pair, in double precision."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from datamodules.records import Collection, Item, Query
+from datamodules.reps import Reps
+from models.mixture import MixtureConfig, MoLHead
+from retrieval import mol_index
+from retrieval.mol_index import largest
+from retrieval.mol_topk import BoundedRanking, BruteForce, CombTopK, ExactMoL, MixtureSearcher, TopKAvg, TopKPerEmbd
+from retrieval.scorer import Scorer
+from retrieval.searcher import SearchTask
+
+Doubles = NDArray[np.float64]
+METHODS: list[type[MixtureSearcher]] = [BruteForce, ExactMoL, TopKPerEmbd, TopKAvg, CombTopK]
+
+
+class Given:
+    """A similarity over given raw vectors."""
+
+    pointwise = True
+
+    def __init__(self, head: MoLHead) -> None:
+        self.head = head.eval()
+        self.score_pairs = head.score_pairs
+
+
+@torch.no_grad()
+def problem(
+    seed: int,
+    queries: int,
+    items: int,
+    grid: tuple[int, int, int] = (2, 3, 4),
+    scale: float = 1.0,
+    vectors: bool = True,
+    copies: int = 0,
+) -> SearchTask:
+    """Random vectors and weights; ``scale`` makes the gate sharper, ``copies`` items repeat the first one."""
+    torch.manual_seed(seed)
+    p_q, p_x, width = grid
+    config = MixtureConfig(p_q, p_x, gate_hidden=5, query_gate=vectors, item_gate=vectors, temperature=0.1)
+    head = MoLHead(config, p_q * width, p_x * width)
+    for parameter in head.parameters():
+        parameter.copy_(scale * torch.randn_like(parameter))
+    raw = torch.randn(items, p_x * width)
+    raw[torch.randperm(items)[:copies]] = raw[0].clone()
+    return task_of(Given(head), head.queries(torch.randn(queries, p_q * width)), head.items(raw))
+
+
+def task_of(similarity: Any, queries: Reps, items: Reps) -> SearchTask:
+    sizes = [len(reps["components"]) for reps in (queries, items)]
+    collection = Collection(
+        "given",
+        [Item(f"i{row}", "x") for row in range(sizes[1])],
+        [Query(f"q{row}", "x") for row in range(sizes[0])],
+        [{} for _ in range(sizes[0])],
+    )
+    scorer = Scorer.from_similarity(similarity, queries, items)
+    return SearchTask(collection, scorer, np.arange(sizes[0]), np.empty(0, dtype=np.int64))
+
+
+def silu(x: Doubles) -> Doubles:
+    return x * (0.5 + 0.5 * np.tanh(x / 2))
+
+
+def formula(task: SearchTask) -> Doubles:
+    """(B, N) scores, one pair after the other, straight from the paper."""
+    made = task.scorer.represented
+    assert made is not None
+    head: MoLHead = made.similarity.head
+    weights = {name: value.detach().double().numpy() for name, value in head.gate.named_parameters()}
+    q, x = ({name: part.double().numpy() for name, part in reps.items()} for reps in (made.queries, made.items))  # type: ignore[union-attr]
+    scores = np.empty((len(q["components"]), len(x["components"])))
+    for b in range(scores.shape[0]):
+        for i in range(scores.shape[1]):
+            logits = np.array([f @ g / head.temperature for f in q["components"][b] for g in x["components"][i]])
+            gating = weights["cross_out.weight"] @ silu(weights["cross_in.weight"] @ logits + weights["cross_in.bias"])
+            gating += weights["cross_out.bias"]
+            if "gate" in q:
+                gating += q["gate"][b] * x["gate"][i]
+            unnormalised = np.exp(silu(gating) - silu(gating).max())
+            scores[b, i] = (unnormalised / unnormalised.sum()) @ logits
+    return scores
+
+
+def expected(scores: Doubles, k: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """The top k of each row, ties by lower row."""
+    rounded = scores.astype(np.float32)
+    rows = np.argsort(-rounded, axis=1, kind="stable")[:, :k]
+    return rows, np.take_along_axis(rounded, rows, axis=1)
+
+
+def run(searcher: MixtureSearcher, task: SearchTask, k: int) -> BoundedRanking:
+    searcher.index(task)
+    return searcher.search(task.query_rows, k)
+
+
+@pytest.fixture(params=[3, 2048], ids=["many chunks", "one chunk"])
+def chunk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr(mol_index, "CHUNK", request.param)
+    monkeypatch.setattr(mol_index, "QUERIES", 2)
+    return int(request.param)
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_exact_is_brute_force_and_certified(data: st.DataObject) -> None:
+    """A bound that is too low, a threshold that rises too early or a tie broken by rounding loses an item unseen."""
+    draw = data.draw
+    items = draw(st.integers(1, 30), "items")
+    task = problem(
+        draw(st.integers(0, 999), "seed"),
+        draw(st.integers(1, 3), "queries"),
+        items,
+        (draw(st.integers(1, 3), "P_Q"), draw(st.integers(1, 3), "P_X"), draw(st.integers(1, 4), "width")),
+        draw(st.sampled_from([0.01, 0.3, 1.0, 5.0]), "scale"),
+        draw(st.booleans(), "vectors"),
+        draw(st.integers(0, items), "copies"),
+    )
+    k = draw(st.integers(1, items), "k")
+    rows, scores = expected(formula(task), k)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mol_index, "CHUNK", draw(st.sampled_from([2, 7, 2048]), "chunk"))
+        for searcher in (BruteForce(), ExactMoL(seeds=1), ExactMoL()):
+            found = run(searcher, task, k)
+            np.testing.assert_array_equal(found.items, rows)
+            np.testing.assert_array_equal(found.scores, scores)
+            assert found.certified.all()
+            assert (found.gaps == 0).all()
+
+
+@pytest.mark.parametrize("vectors", [True, False])
+def test_the_certificate_is_true(chunk: int, vectors: bool) -> None:
+    """A certificate nobody checks: the bound must hold for every item left out, and items must have been left out."""
+    task = problem(3, 5, 200, (1, 2, 4), 2.0, vectors)
+    scores = formula(task)
+    searcher = ExactMoL(seeds=1)
+    ranking = run(searcher, task, 5)
+    np.testing.assert_array_equal(ranking.items, expected(scores, 5)[0])
+    assert ranking.certified.all() and (ranking.calls < 200).all()
+    with torch.inference_mode():
+        founds = [searcher.find(block, 5, 1e-5) for block in searcher._index.blocks(task.query_rows)]
+    evaluated = [rows.numpy() for found in founds for rows in found.rows]
+    for row, rows in enumerate(evaluated):
+        assert len(rows) == ranking.calls[row]
+        assert np.delete(scores[row], rows).max() <= ranking.bounds[row] < ranking.scores[row, -1]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_full_budget_is_brute_force(chunk: int, method: type[MixtureSearcher]) -> None:
+    """With every item scored, there is nothing left to get wrong."""
+    task = problem(1, 5, 24, copies=6)
+    found = run(method.tiny(None, 24), task, 24)
+    rows, scores = expected(formula(task), 24)
+    np.testing.assert_array_equal(found.items, rows)
+    np.testing.assert_array_equal(found.scores, scores)
+    assert found.calls.tolist() == [24] * 5
+    assert np.isneginf(found.bounds).all()
+
+
+@pytest.mark.parametrize("copies", [0, 12])
+def test_heuristics_score_the_items_they_name(chunk: int, copies: int) -> None:
+    """Duplicates among the candidates, or the caller's k overwritten, as in the authors' code."""
+    task = problem(2, 5, 40, copies=copies)
+    made = task.scorer.represented
+    assert made is not None
+    q, x = (np.asarray(reps["components"], dtype=np.float64) for reps in (made.queries, made.items))
+    logits = np.einsum("bnd,xmd->bnmx", q, x).reshape(5, 6, 40)
+    tops = [set(np.argsort(-row, axis=1, kind="stable")[:, :3].flatten().tolist()) for row in logits.round(6)]
+    means = np.argsort(-logits.mean(axis=1).round(6), axis=1, kind="stable")[:, :9]
+    scores = formula(task)
+    for searcher, candidates in (
+        (TopKPerEmbd(3), tops),
+        (TopKAvg(9), [set(row) for row in means.tolist()]),
+        (CombTopK(3, 9), [top | set(row) for top, row in zip(tops, means.tolist(), strict=True)]),
+    ):
+        found = run(searcher, task, 3)
+        assert found.calls.tolist() == [len(some) for some in candidates]
+        for row, some in enumerate(candidates):
+            best = sorted(some, key=lambda item: (-np.float32(scores[row, item]), item))[:3]
+            assert found.items[row].tolist() == best
+            others = np.delete(scores[row], sorted(some))
+            assert found.bounds[row] >= others.max()
+            assert found.gaps[row] >= np.float32(others.max()) - found.scores[row, -1]
+
+
+def test_a_small_union_is_widened_to_k() -> None:
+    """k is what the caller asked for, also when all logits agree on a few items."""
+    task = problem(4, 4, 30, (1, 1, 4))
+    found = run(TopKPerEmbd(2), task, 11)
+    assert found.items.shape == (4, 11)
+    assert (found.calls >= 11).all()
+    assert all(len(set(row)) == 11 for row in found.items.tolist())
+
+
+def test_blocks_do_not_change_results() -> None:
+    """A budget so small that one item and one query go at a time must give the same bytes."""
+    task = problem(5, 4, 20, copies=4)
+    whole = run(BruteForce(), task, 20)
+    for searcher in (BruteForce(), ExactMoL()):
+        searcher.index(task)
+        searcher._index._memory = 1
+        found = searcher.search(task.query_rows, 20)
+        np.testing.assert_array_equal(found.items, whole.items)
+        np.testing.assert_array_equal(found.scores, whole.scores)
+
+
+@given(st.integers(0, 99), st.integers(1, 9))
+def test_largest_breaks_ties_by_column(seed: int, k: int) -> None:
+    """torch.topk keeps any of several equal scores, and another one on another machine."""
+    scores = np.random.default_rng(seed).integers(0, 4, (5, 9)).astype(np.float32)
+    plain = np.sort(np.argsort(-scores, axis=1, kind="stable")[:, :k], axis=1)
+    np.testing.assert_array_equal(largest(torch.from_numpy(scores), k).numpy(), plain)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_no_queries_no_results(method: type[MixtureSearcher]) -> None:
+    """The last batch of a run may be empty; it must not end the run."""
+    searcher = method.tiny(None, 8)
+    searcher.index(problem(0, 2, 8))
+    found = searcher.search(np.empty(0, dtype=np.int64), 3)
+    assert found.items.shape == found.scores.shape == (0, 3)
+
+
+def test_bad_input_is_refused() -> None:
+    """Each impossible wish gets the reason, not a traceback from deep inside."""
+    task = problem(0, 3, 12)
+    for method in METHODS:
+        with pytest.raises(ValueError, match="k = 13 is larger than the item set of 12"):
+            run(method.tiny(None, 12), task, 13)
+    with pytest.raises(ValueError, match="at least 1; got 0"):
+        run(BruteForce(), task, 0)
+    with pytest.raises(ValueError, match="larger than the item set of 12"):
+        run(TopKPerEmbd(13), task, 3)
+    with pytest.raises(ValueError, match="k = 5 results need a budget of at least 5"):
+        run(TopKAvg(4), task, 5)
+    with pytest.raises(ValueError, match="at least 1; got 0"):
+        ExactMoL(memory=0)
+    with pytest.raises(TypeError, match="a score matrix or function is no mixture of logits"):
+        run(BruteForce(), SearchTask(task.collection, Scorer.from_matrix(np.zeros((3, 12))), *[np.arange(0)] * 2), 3)
+
+
+def test_items_that_are_not_finite_are_named() -> None:
+    """NaN compares as false with every threshold: the item would vanish from the results in silence."""
+    task = problem(0, 3, 12)
+    made = task.scorer.represented
+    assert made is not None
+    components, gate = made.items["components"], made.items["gate"]
+    assert isinstance(components, torch.Tensor) and isinstance(gate, torch.Tensor)
+    components[7, 1, 2], gate[4, 0] = torch.nan, torch.inf
+    with pytest.raises(ValueError, match="2 items have representations that are not finite: i4, i7"):
+        run(ExactMoL(), task, 3)
+
+
+def test_a_gate_that_overflows_is_refused() -> None:
+    """A score that is NaN has no place in a ranking, and no number of passes makes it one."""
+    task = problem(0, 2, 12)
+    made = task.scorer.represented
+    assert made is not None
+    with torch.no_grad():
+        made.similarity.head.gate.cross_out.weight.fill_(torch.inf)
+    for searcher in (BruteForce(), ExactMoL()):
+        with pytest.raises(FloatingPointError, match="scores that are not finite"):
+            run(searcher, task, 3)

@@ -1,0 +1,89 @@
+"""Search in stages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from models import checkpoint
+from models.cmc import CMC
+from models.cross_encoder import CrossEncoder
+from models.dual_encoder import DualEncoder
+from models.similarity import LearnedSimilarity
+from retrieval.axn import AXN
+from retrieval.cur import CUR
+from retrieval.dense import Dense
+from retrieval.evaluation import evaluate, similarity_scorer
+from retrieval.first_stage import BM25
+from retrieval.pipeline import Pipeline, Stage
+from retrieval.search_exact import Exact, Rerank
+from retrieval.searcher import SearchTask
+from tests.toy import toy_collection
+
+COLLECTION = toy_collection()
+NONE = np.empty(0, dtype=np.int64)
+
+
+def task_of(similarity: LearnedSimilarity) -> SearchTask:
+    return SearchTask(COLLECTION, similarity_scorer(similarity.eval(), COLLECTION), np.arange(24), NONE)
+
+
+@pytest.fixture(scope="module")
+def between(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A CMC as a checkpoint."""
+    folder = tmp_path_factory.mktemp("cmc")
+    checkpoint.save(CMC.tiny(), folder)
+    return folder
+
+
+def test_a_stage_keeps_its_best(between: Path) -> None:
+    """By hand: BM25's 12, CMC's 5 of them, the cross-encoder's order."""
+    task = task_of(CrossEncoder.tiny())
+    pipeline = Pipeline(BM25(), 12, [Stage(str(between), 5)])
+    pipeline.index(task)
+    found = pipeline.search(task.query_rows, 5)
+    first = BM25()
+    first.index(COLLECTION)
+    retrieved, _ = first.search(task.query_rows, 12)
+    compared = task_of(LearnedSimilarity.from_pretrained(between)).scorer.score_lists(task.query_rows, retrieved)
+    kept = np.take_along_axis(retrieved, np.argsort(-compared, axis=1)[:, :5], axis=1)
+    assert [set(row) for row in found.items.tolist()] == [set(row) for row in kept.tolist()]
+    assert (np.diff(found.scores, axis=1) <= 0).all() and (found.calls == 5).all()
+
+
+def test_costs_by_stage_are_reported(between: Path) -> None:
+    """The reason for stages is what each costs."""
+    searcher = Pipeline(BM25(), 12, [Stage(str(between), 5)])
+    [stage] = evaluate(task_of(CrossEncoder.tiny()), searcher, 5, ["RR@5"]).summary["stages"]
+    assert stage["lists"] == 1 and stage["kept"] == 5 and stage["bytes"] > 0
+    assert list(searcher.index_seconds) == ["first stage", f"stage 2, {between}"]
+
+
+def test_without_stages_it_is_rerank() -> None:
+    """Two ways to say the same thing must not differ."""
+    task = task_of(DualEncoder.tiny())
+    found = []
+    for searcher in (Pipeline(BM25(), 10), Rerank(BM25(), 10)):
+        searcher.index(task)
+        found.append(searcher.search(task.query_rows, 10))
+    np.testing.assert_array_equal(found[0].items, found[1].items)
+    np.testing.assert_array_equal(found[0].scores, found[1].scores)
+
+
+def test_whole_lists_for_a_similarity_that_compares() -> None:
+    """A call of CMC is a list; searchers that score single pairs have nothing to ask it."""
+    task = task_of(CMC.tiny())
+    for searcher in (Exact(), Rerank(BM25(), 10), Pipeline(BM25(), 10)):
+        searcher.index(task)
+        assert (searcher.search(task.query_rows, 5).calls == 1).all()
+    for refused in (CUR(), AXN(Dense("unused"))):
+        with pytest.raises(TypeError, match="scores single pairs, but this similarity compares"):
+            refused.index(task)
+
+
+def test_stages_must_narrow() -> None:
+    """A stage cannot keep more than it is given."""
+    with pytest.raises(ValueError, match=r"no more items than it is given, at least 1; got \[10, 20\]"):
+        Pipeline(BM25(), 10, [Stage("x", 20)])
