@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from datamodules.records import Item, Query
 from datamodules.reps import Reps
 from losses import Loss
-from models.backbone import BackboneConfig, Encoder, load_tokenizer
+from models.backbone import BackboneConfig
 from models.pooling import Pooling, pooled
-from models.similarity import LearnedSimilarity, Optimization
-from models.tokens import TextEncoder, TokenConfig
+from models.similarity import Optimization
+from models.tokens import TokenConfig
+from models.two_towers import TwoTowers
 
 Skip = Literal["sum", "gated", "none"]
 GATE_START = -5.0  # of the released code: the layer begins almost as the identity
@@ -77,7 +76,7 @@ class ComparingLayer(nn.TransformerEncoderLayer):
         return mixed
 
 
-class CMC(LearnedSimilarity):
+class CMC(TwoTowers):
     """Comparing multiple candidates (CMC §3.1): <out_q, out_j> after self-attention over [h_q; h_1; ...; h_K].
 
     Candidates see each other, without positions: a score depends on the whole list, but not on its order. Candidate
@@ -100,8 +99,6 @@ class CMC(LearnedSimilarity):
         seed: of dropout.
     """
 
-    text: TextEncoder
-
     pointwise: ClassVar[bool] = False
 
     def __init__(
@@ -120,38 +117,26 @@ class CMC(LearnedSimilarity):
         optimization: Optimization | None = None,
         seed: int = 0,
     ) -> None:
-        super().__init__(loss, optimization, seed)
-        backbone, tokens = backbone or BackboneConfig(), tokens or TokenConfig()
-        self.remember(
-            backbone=backbone,
-            tokens=tokens,
-            shared=shared,
+        super().__init__(
+            backbone or BackboneConfig(),
+            tokens or TokenConfig(),
+            shared,
+            tokens_per_batch,
+            loss,
+            optimization,
+            seed,
             pooling=pooling,
             layers=layers,
             heads=heads,
             feedforward=feedforward,
             skip=skip,
             dropout=dropout,
-            tokens_per_batch=tokens_per_batch,
         )
-        self.text = TextEncoder(load_tokenizer(backbone), tokens)
-        tags = tuple(self.text.tag_ids.values())
-        self.query_encoder = Encoder(backbone, tags)
-        self.item_encoder = self.query_encoder if shared else Encoder(backbone, tags)
         width = self.query_encoder.width
         if layers < 1 or width % heads:
             raise ValueError(f"CMC needs at least one layer and heads that divide {width}, got {layers} and {heads}")
         self.layers = nn.ModuleList(ComparingLayer(width, heads, feedforward, dropout, skip) for _ in range(layers))
         self.pooling: Pooling = pooling
-        self.tokens_per_batch = tokens_per_batch
-
-    def collate_queries(self, queries: Sequence[Query]) -> Reps:
-        """Token ids with [CLS] and [SEP]."""
-        return self.text.queries(queries)
-
-    def collate_items(self, items: Sequence[Item]) -> Reps:
-        """Token ids with [CLS] and [SEP]."""
-        return self.text.items(items, cls=True)
 
     def encode_queries(self, tokens: Reps) -> Reps:
         """``{"vector": (B, h)}``."""

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import ClassVar, Self
 
 from torch import Tensor
 from torch.nn import functional as F
 
-from datamodules.records import Item, Query
 from datamodules.reps import Ragged, Reps
 from losses import Loss
-from models.backbone import BackboneConfig, Encoder, load_tokenizer
+from models.backbone import BackboneConfig, Encoder
 from models.pooling import Pooling, pooled
-from models.similarity import LearnedSimilarity, Optimization, inner_products
-from models.tokens import TextEncoder, TokenConfig
+from models.similarity import Optimization, inner_products
+from models.tokens import TokenConfig
+from models.two_towers import TwoTowers
 
 
-class DualEncoder(LearnedSimilarity):
+class DualEncoder(TwoTowers):
     """Two transformers, or one shared, pooled to one vector each (ANNCUR §2.1, A.3).
 
     Args:
@@ -33,8 +32,6 @@ class DualEncoder(LearnedSimilarity):
         seed: of dropout.
     """
 
-    text: TextEncoder
-
     is_inner_product: ClassVar[bool] = True
 
     def __init__(
@@ -49,31 +46,19 @@ class DualEncoder(LearnedSimilarity):
         optimization: Optimization | None = None,
         seed: int = 0,
     ) -> None:
-        super().__init__(loss, optimization, seed)
-        backbone, tokens = backbone or BackboneConfig(), tokens or TokenConfig()
-        self.remember(
-            backbone=backbone,
-            tokens=tokens,
-            shared=shared,
+        super().__init__(
+            backbone or BackboneConfig(),
+            tokens or TokenConfig(),
+            shared,
+            tokens_per_batch,
+            loss,
+            optimization,
+            seed,
             pooling=pooling,
             normalize=normalize,
-            tokens_per_batch=tokens_per_batch,
         )
-        self.text = TextEncoder(load_tokenizer(backbone), tokens)
-        tags = tuple(self.text.tag_ids.values())
-        self.query_encoder = Encoder(backbone, tags)
-        self.item_encoder = self.query_encoder if shared else Encoder(backbone, tags)
         self.pooling: Pooling = pooling
         self.normalize = normalize
-        self.tokens_per_batch = tokens_per_batch
-
-    def collate_queries(self, queries: Sequence[Query]) -> Reps:
-        """Token ids with [CLS] and [SEP]."""
-        return self.text.queries(queries)
-
-    def collate_items(self, items: Sequence[Item]) -> Reps:
-        """Token ids with [CLS] and [SEP]."""
-        return self.text.items(items, cls=True)
 
     def encode_queries(self, tokens: Reps) -> Reps:
         """``{"vector": (B, h)}``."""

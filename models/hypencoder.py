@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from datamodules.records import Item, Query
 from datamodules.reps import Ragged, Reps, num_rows
 from losses import Loss
-from models.backbone import BackboneConfig, Encoder, load_tokenizer
+from models.backbone import BackboneConfig
 from models.packing import buckets, token_budget
 from models.pooling import Pooling, pooled
-from models.similarity import LearnedSimilarity, Optimization
-from models.tokens import TextEncoder, TokenConfig
+from models.similarity import Optimization
+from models.tokens import TokenConfig
+from models.two_towers import TwoTowers
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
@@ -248,7 +248,7 @@ class Hyperhead(nn.Module):
                 nn.init.uniform_(parameters[name], -1 / math.sqrt(width), 1 / math.sqrt(width))
 
 
-class Hypencoder(LearnedSimilarity):
+class Hypencoder(TwoTowers):
     """A query's representation is a small network, its q-net; an item's is a vector (Hypencoder §3).
 
     Args:
@@ -267,8 +267,6 @@ class Hypencoder(LearnedSimilarity):
         seed: of dropout.
     """
 
-    text: TextEncoder
-
     def __init__(
         self,
         backbone: BackboneConfig | None = None,
@@ -282,34 +280,23 @@ class Hypencoder(LearnedSimilarity):
         optimization: Optimization | None = None,
         seed: int = 0,
     ) -> None:
-        super().__init__(loss, optimization, seed)
-        backbone, tokens, q_net = backbone or BackboneConfig(), tokens or TokenConfig(), q_net or QNetConfig()
-        self.remember(
-            backbone=backbone,
-            tokens=tokens,
-            shared=shared,
+        q_net = q_net or QNetConfig()
+        super().__init__(
+            backbone or BackboneConfig(),
+            tokens or TokenConfig(),
+            shared,
+            tokens_per_batch,
+            loss,
+            optimization,
+            seed,
             pooling=pooling,
             q_net=q_net,
             scale=scale,
-            tokens_per_batch=tokens_per_batch,
         )
-        self.text = TextEncoder(load_tokenizer(backbone), tokens)
-        tags = tuple(self.text.tag_ids.values())
-        self.query_encoder = Encoder(backbone, tags)
-        self.item_encoder = self.query_encoder if shared else Encoder(backbone, tags)
         width = self.query_encoder.width
         self.q_net = QNet(q_net, width)
         self.hyperhead = Hyperhead(width, self.q_net.shapes, len(q_net.widths) + 1, scale)
         self.pooling: Pooling = pooling
-        self.tokens_per_batch = tokens_per_batch
-
-    def collate_queries(self, queries: Sequence[Query]) -> Reps:
-        """Token ids with [CLS] and [SEP]."""
-        return self.text.queries(queries)
-
-    def collate_items(self, items: Sequence[Item]) -> Reps:
-        """Token ids with [CLS] and [SEP]."""
-        return self.text.items(items, cls=True)
 
     def encode_queries(self, tokens: Reps) -> Reps:
         """The q-nets' weights: ``weight_i`` (B, out, in) and ``bias_i`` (B, 1, out).

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from datamodules.records import Item, Query
 from datamodules.reps import Ragged, Reps
 from losses import Loss
-from models.backbone import BackboneConfig, Encoder, load_tokenizer
+from models.backbone import BackboneConfig, Encoder
 from models.packing import buckets, token_budget
-from models.pooling import Pooling, pooled
-from models.similarity import LearnedSimilarity, Optimization
-from models.tokens import TextEncoder, TokenConfig
+from models.pooling import Pooling, each_text, pooled
+from models.similarity import Optimization
+from models.tokens import TokenConfig
+from models.two_towers import TwoTowers
 
 PRODUCTS = 1 << 24  # products of token vectors held at once
 
 
-class PolyEncoder(LearnedSimilarity):
+class PolyEncoder(TwoTowers):
     """m learned codes read a query's tokens; the item's vector reads the m vectors (Humeau et al., 2020, §4.4).
 
     With l_i the dot product of vector i with the item's, the score is the sum of softmax(l)_i l_i.
@@ -39,8 +38,6 @@ class PolyEncoder(LearnedSimilarity):
         seed: of dropout.
     """
 
-    text: TextEncoder
-
     def __init__(
         self,
         backbone: BackboneConfig | None = None,
@@ -53,47 +50,32 @@ class PolyEncoder(LearnedSimilarity):
         optimization: Optimization | None = None,
         seed: int = 0,
     ) -> None:
-        super().__init__(loss, optimization, seed)
-        backbone, tokens = backbone or BackboneConfig(), tokens or TokenConfig()
         if codes < 1:
             raise ValueError(f"codes is the number of vectors of a query, at least 1; got {codes}")
-        self.remember(
-            backbone=backbone,
-            tokens=tokens,
-            shared=shared,
+        super().__init__(
+            backbone or BackboneConfig(),
+            tokens or TokenConfig(),
+            shared,
+            tokens_per_batch,
+            loss,
+            optimization,
+            seed,
             codes=codes,
             pooling=pooling,
-            tokens_per_batch=tokens_per_batch,
         )
-        self.text = TextEncoder(load_tokenizer(backbone), tokens)
-        tags = tuple(self.text.tag_ids.values())
-        self.query_encoder = Encoder(backbone, tags)
-        self.item_encoder = self.query_encoder if shared else Encoder(backbone, tags)
         self.codes = nn.Parameter(torch.randn(codes, self.query_encoder.width) * self.query_encoder.width**-0.5)
         self.pooling: Pooling = pooling
-        self.tokens_per_batch = tokens_per_batch
-
-    def collate_queries(self, queries: Sequence[Query]) -> Reps:
-        """Token ids with [CLS] and [SEP]."""
-        return self.text.queries(queries)
-
-    def collate_items(self, items: Sequence[Item]) -> Reps:
-        """Token ids with [CLS] and [SEP]."""
-        return self.text.items(items, cls=True)
 
     def encode_queries(self, tokens: Reps) -> Reps:
         """``{"vectors": (B, m, h)}``."""
-        ids = tokens["ids"]
-        assert isinstance(ids, Ragged)
-        device = ids.values.device
-        parts, rows = [torch.empty(0, *self.codes.shape, device=device)], [ids.offsets[:0]]
-        for bucket in buckets(ids.lengths, token_budget(self.tokens_per_batch, device)):
-            padded, mask = ids.take(bucket).pad()
-            states = self.query_encoder(padded.long(), mask)
+
+        def read(padded: Tensor, mask: Tensor) -> Tensor:
+            states = self.query_encoder(padded, mask)
             weights = (self.codes @ states.mT).masked_fill(~mask[:, None], -torch.inf).softmax(dim=2)
-            parts.append(weights @ states)
-            rows.append(bucket)
-        return {"vectors": torch.cat(parts)[torch.argsort(torch.cat(rows))]}
+            vectors: Tensor = weights @ states
+            return vectors
+
+        return {"vectors": each_text(tokens["ids"], self.tokens_per_batch, read, tuple(self.codes.shape))}
 
     def encode_items(self, tokens: Reps) -> Reps:
         """``{"vector": (M, h)}``."""
@@ -120,7 +102,7 @@ class PolyEncoder(LearnedSimilarity):
         return cls(BackboneConfig(name=str(tiny_backbone())), tokens, codes=3)
 
 
-class SumOfMax(LearnedSimilarity):
+class SumOfMax(TwoTowers):
     """The sum over a query's tokens of the largest dot product with an item's tokens (ColBERT §3; MaxSim).
 
     Args:
@@ -136,8 +118,6 @@ class SumOfMax(LearnedSimilarity):
         seed: of dropout.
     """
 
-    text: TextEncoder
-
     def __init__(
         self,
         backbone: BackboneConfig | None = None,
@@ -150,31 +130,19 @@ class SumOfMax(LearnedSimilarity):
         optimization: Optimization | None = None,
         seed: int = 0,
     ) -> None:
-        super().__init__(loss, optimization, seed)
-        backbone, tokens = backbone or BackboneConfig(), tokens or TokenConfig()
-        self.remember(
-            backbone=backbone,
-            tokens=tokens,
-            shared=shared,
+        super().__init__(
+            backbone or BackboneConfig(),
+            tokens or TokenConfig(),
+            shared,
+            tokens_per_batch,
+            loss,
+            optimization,
+            seed,
             width=width,
             normalize=normalize,
-            tokens_per_batch=tokens_per_batch,
         )
-        self.text = TextEncoder(load_tokenizer(backbone), tokens)
-        tags = tuple(self.text.tag_ids.values())
-        self.query_encoder = Encoder(backbone, tags)
-        self.item_encoder = self.query_encoder if shared else Encoder(backbone, tags)
         self.projection = None if width is None else nn.Linear(self.query_encoder.width, width, bias=False)
         self.normalize = normalize
-        self.tokens_per_batch = tokens_per_batch
-
-    def collate_queries(self, queries: Sequence[Query]) -> Reps:
-        """Token ids with [CLS] and [SEP]."""
-        return self.text.queries(queries)
-
-    def collate_items(self, items: Sequence[Item]) -> Reps:
-        """Token ids with [CLS] and [SEP]."""
-        return self.text.items(items, cls=True)
 
     def encode_queries(self, tokens: Reps) -> Reps:
         """``{"vectors": (B, ragged, d)}``, one for each token."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Self
 
@@ -11,15 +10,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from datamodules.batch import Batch
-from datamodules.records import Item, Query
 from datamodules.reps import Ragged, Reps
 from losses import Loss, MutualInformation
 from losses.mixture import gate_entropies
-from models.backbone import BackboneConfig, Encoder, load_tokenizer
+from models.backbone import BackboneConfig, Encoder
 from models.mixture import MixtureConfig, MoLHead, positive_gates
-from models.packing import buckets, token_budget
-from models.similarity import LearnedSimilarity, Optimization
-from models.tokens import TextEncoder, TokenConfig
+from models.pooling import each_text
+from models.similarity import Optimization
+from models.tokens import TokenConfig
+from models.two_towers import TwoTowers
 
 
 class ParameterizedPooling(nn.Module):
@@ -46,7 +45,7 @@ class ParameterizedPooling(nn.Module):
         return torch.einsum("blp,blh->bph", weights, states).flatten(1)
 
 
-class MoL(LearnedSimilarity):
+class MoL(TwoTowers):
     """A gated sum of the dot products of P_Q query vectors with P_X item vectors (RAILS §2.2 and A.2).
 
     The raw vector that the gate may see is the pooled ones end to end, before they are made of length 1.
@@ -65,8 +64,6 @@ class MoL(LearnedSimilarity):
         seed: of dropout.
     """
 
-    text: TextEncoder
-
     def __init__(
         self,
         backbone: BackboneConfig | None = None,
@@ -79,36 +76,25 @@ class MoL(LearnedSimilarity):
         optimization: Optimization | None = None,
         seed: int = 0,
     ) -> None:
-        super().__init__(loss, optimization, seed)
-        backbone, mixture = backbone or BackboneConfig(), mixture or MixtureConfig()
+        mixture = mixture or MixtureConfig()
         tokens = tokens or _with_prefixes(TokenConfig(), mixture)
         if mixture.user_hashes:
             raise ValueError("a text query has no user id: leave mixture.user_hashes empty")
-        self.remember(
-            backbone=backbone,
-            tokens=tokens,
+        super().__init__(
+            backbone or BackboneConfig(),
+            tokens,
+            shared,
+            tokens_per_batch,
+            loss,
+            optimization,
+            seed,
             mixture=mixture,
-            shared=shared,
-            tokens_per_batch=tokens_per_batch,
         )
-        self.text = TextEncoder(load_tokenizer(backbone), tokens)
-        tags = tuple(self.text.tag_ids.values())
-        self.query_encoder = Encoder(backbone, tags)
-        self.item_encoder = self.query_encoder if shared else Encoder(backbone, tags)
         width, sides = self.query_encoder.width, (mixture.query_components, mixture.item_components)
         self.query_pooling = ParameterizedPooling(width, sides[0], tokens.query_length)
         self.item_pooling = ParameterizedPooling(width, sides[1], tokens.item_length)
         self.head = MoLHead(mixture, sides[0] * width, sides[1] * width)
         self.gate_loss = gate_loss or MutualInformation()
-        self.tokens_per_batch = tokens_per_batch
-
-    def collate_queries(self, queries: Sequence[Query]) -> Reps:
-        """Token ids with [CLS], the prefix and [SEP]."""
-        return self.text.queries(queries)
-
-    def collate_items(self, items: Sequence[Item]) -> Reps:
-        """Token ids with [CLS], the prefix and [SEP]."""
-        return self.text.items(items, cls=True)
 
     def encode_queries(self, tokens: Reps) -> Reps:
         """``components`` (B, P_Q, d_P); ``gate`` (B, P) where the gate sees the query."""
@@ -138,15 +124,12 @@ class MoL(LearnedSimilarity):
         return loss
 
     def _vectors(self, encoder: Encoder, pooling: ParameterizedPooling, ids: Tensor | Ragged) -> Tensor:
-        assert isinstance(ids, Ragged)
-        parts, rows = [], []
-        for bucket in buckets(ids.lengths, token_budget(self.tokens_per_batch, ids.lengths.device)):
-            padded, mask = ids.take(bucket).pad()
-            parts.append(pooling(encoder(padded.long(), mask), mask))
-            rows.append(bucket)
-        if not parts:
-            return torch.empty(0, encoder.width * pooling.shape[1])
-        return torch.cat(parts)[torch.argsort(torch.cat(rows))]
+        return each_text(
+            ids,
+            self.tokens_per_batch,
+            lambda padded, mask: pooling(encoder(padded, mask), mask),
+            (encoder.width * pooling.shape[1],),
+        )
 
     @classmethod
     def tiny(cls) -> Self:

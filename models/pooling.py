@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -12,6 +13,35 @@ from models.backbone import Encoder
 from models.packing import buckets, token_budget
 
 Pooling = Literal["mean", "cls"]
+
+
+def each_text(
+    ids: Tensor | Ragged,
+    tokens_per_batch: int | None,
+    read: Callable[[Tensor, Tensor], Tensor],
+    shape: tuple[int, ...],
+) -> Tensor:
+    """What is read of each of N sequences, which go through in order of length.
+
+    Args:
+        ids: N sequences of token ids.
+        tokens_per_batch: most tokens, padding included, that go through at once; see `models.packing.token_budget` for
+            None.
+        read: of padded ids (n, L) and their mask (n, L) to (n, *shape).
+        shape: of what is read of one sequence.
+
+    Returns:
+        (N, *shape).
+    """
+    assert isinstance(ids, Ragged)
+    parts, rows = [], []
+    for bucket in buckets(ids.lengths, token_budget(tokens_per_batch, ids.values.device)):
+        padded, mask = ids.take(bucket).pad()
+        parts.append(read(padded.long(), mask))
+        rows.append(bucket)
+    if not parts:
+        return torch.empty(0, *shape, device=ids.values.device)
+    return torch.cat(parts)[torch.argsort(torch.cat(rows))]
 
 
 def pooled(encoder: Encoder, ids: Tensor | Ragged, pooling: Pooling, tokens_per_batch: int | None) -> Tensor:
@@ -27,18 +57,14 @@ def pooled(encoder: Encoder, ids: Tensor | Ragged, pooling: Pooling, tokens_per_
     Returns:
         (N, h).
     """
-    assert isinstance(ids, Ragged)
-    parts, rows = [], []
-    for bucket in buckets(ids.lengths, token_budget(tokens_per_batch, ids.values.device)):
-        padded, mask = ids.take(bucket).pad()
+
+    def read(padded: Tensor, mask: Tensor) -> Tensor:
         if pooling == "cls":
-            read = torch.zeros(len(bucket), 1, dtype=torch.int64, device=padded.device)
-            parts.append(encoder.states_at(padded.long(), mask, read)[:, 0])
-        else:
-            hidden = encoder(padded.long(), mask)
-            weights = mask[..., None].to(hidden.dtype)
-            parts.append((hidden * weights).sum(dim=1) / weights.sum(dim=1))
-        rows.append(bucket)
-    if not parts:
-        return torch.empty(0, encoder.width)
-    return torch.cat(parts)[torch.argsort(torch.cat(rows))]
+            first = torch.zeros(len(padded), 1, dtype=torch.int64, device=padded.device)
+            return encoder.states_at(padded, mask, first)[:, 0]
+        hidden = encoder(padded, mask)
+        weights = mask[..., None].to(hidden.dtype)
+        mean: Tensor = (hidden * weights).sum(dim=1) / weights.sum(dim=1)
+        return mean
+
+    return each_text(ids, tokens_per_batch, read, (encoder.width,))

@@ -1,0 +1,58 @@
+"""What similarities share whose transformers read a query and an item apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from datamodules.records import Item, Query
+from datamodules.reps import Reps
+from losses import Loss
+from models.backbone import BackboneConfig, Encoder, load_tokenizer
+from models.similarity import LearnedSimilarity, Optimization
+from models.tokens import TextEncoder, TokenConfig
+
+
+class TwoTowers(LearnedSimilarity):
+    """A query's and an item's tokens go through a transformer each, or through one that they share.
+
+    Args:
+        backbone: the pretrained encoder.
+        tokens: how texts become token ids.
+        shared: one encoder for queries and items; otherwise two, each with its own adapters.
+        tokens_per_batch: most tokens, padding included, that go through a transformer at once; see
+            `models.packing.token_budget` for None.
+        loss: what training minimises.
+        optimization: optimiser and schedule.
+        seed: of dropout.
+        **own: further arguments of the subclass, to be remembered.
+    """
+
+    text: TextEncoder
+
+    def __init__(
+        self,
+        backbone: BackboneConfig,
+        tokens: TokenConfig,
+        shared: bool,
+        tokens_per_batch: int | None,
+        loss: Loss | None,
+        optimization: Optimization | None,
+        seed: int,
+        **own: Any,
+    ) -> None:
+        super().__init__(loss, optimization, seed)
+        self.remember(backbone=backbone, tokens=tokens, shared=shared, tokens_per_batch=tokens_per_batch, **own)
+        self.text = TextEncoder(load_tokenizer(backbone), tokens)
+        tags = tuple(self.text.tag_ids.values())
+        self.query_encoder = Encoder(backbone, tags)
+        self.item_encoder = self.query_encoder if shared else Encoder(backbone, tags)
+        self.tokens_per_batch = tokens_per_batch
+
+    def collate_queries(self, queries: Sequence[Query]) -> Reps:
+        """Token ids with [CLS], the prefix if there is one, and [SEP]."""
+        return self.text.queries(queries)
+
+    def collate_items(self, items: Sequence[Item]) -> Reps:
+        """Token ids with [CLS], the prefix if there is one, and [SEP]."""
+        return self.text.items(items, cls=True)
