@@ -13,7 +13,7 @@ WORDNET := $(VENV)/.wordnet
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test lint types imports pytest clean
+.PHONY: help setup demo test lint types imports pytest fuzz zoo clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 18
@@ -37,6 +37,12 @@ imports: $(INSTALLED) ## Check that imports run one way (import-linter)
 
 pytest: setup ## Run the tests; PYTEST_ARGS="-k name" passes arguments on
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+fuzz: setup ## Harm files at random for about a minute and load them
+	SIMZOO_FUZZ=400 $(BIN)/python -m pytest -q tests/test_fuzz.py
+
+zoo: setup ## Evaluate every released checkpoint on every data set at hand; write docs/zoo.md and docs/zoo.html
+	$(BIN)/python -m benchmarks.zoo
 
 clean: ## Remove .venv, caches and out/
 	rm -rf $(VENV) out build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis *.egg-info

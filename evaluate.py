@@ -25,7 +25,7 @@ from datamodules.base import RetrievalData, Split
 from datamodules.records import Collection, DataError, Query
 from models.similarity import LearnedSimilarity, fastest_device
 from retrieval import run_files
-from retrieval.card import write_card
+from retrieval.card import About, write_card
 from retrieval.encode import encode_items, encode_queries
 from retrieval.evaluation import evaluate, similarity_scorer, split_queries
 from retrieval.first_stage import BM25, FirstStage
@@ -60,8 +60,8 @@ def run(
     Args:
         data: the data; its test split must be one collection.
         output: folder for metrics.json, run.trec, per_query.jsonl and report.html.
-        checkpoint: a checkpoint folder, or a sentence-transformers encoder by folder or name. None: no similarity, for
-            ``--search Retrieve``, which ranks by its first stage alone.
+        checkpoint: a checkpoint of any known layout: folder, file, archive, or org/name@revision. None: no similarity,
+            for ``--search Retrieve``, which ranks by its first stage alone.
         search: the searcher; Exact if none is given.
         queries: evaluate a fixed random sample of so many queries; the others may serve as anchors. None: all.
         k: results a query. None: 100, or as many as the budget or the collection has.
@@ -148,7 +148,7 @@ def search(
     """Answers one query: the ranked items, calls and milliseconds.
 
     Args:
-        checkpoint: a checkpoint folder, or a sentence-transformers encoder by folder or name.
+        checkpoint: a checkpoint of any known layout: folder, file, archive, or org/name@revision.
         data: the data; its test split must be one collection.
         query: the query's text.
         search: the searcher; Exact if none is given.
@@ -299,15 +299,15 @@ def recall_curve(ranking: Ranking, exact: Scores) -> dict[int, list[tuple[float,
     }
 
 
-def card(checkpoint: Path, runs: list[Path], note: str) -> None:
-    """Writes the card (README.md) and metrics.json of a checkpoint from its evaluation runs.
+def card(checkpoint: Path, runs: list[Path], about: About) -> None:
+    """Writes the card (README.md), metrics.json and manifest.json of a checkpoint from its evaluation runs.
 
     Args:
         checkpoint: a checkpoint folder.
         runs: output folders of ``evaluate.py run`` with this checkpoint.
-        note: how it was trained and what it is not good for.
+        about: what no file says: data, recipe, limits, and the example's texts.
     """
-    write_card(checkpoint, runs, note)
+    write_card(checkpoint, runs, about)
     print(f"written: {checkpoint / 'README.md'}")
 
 

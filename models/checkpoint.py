@@ -7,24 +7,24 @@ import json
 import os
 import re
 import tempfile
+from inspect import isabstract
 from pathlib import Path
 from typing import Any
 
 import torch
 from jsonargparse import ArgumentError, ArgumentParser
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
-from models.backbone import BackboneConfig, Encoder, file_sha256, resolve_backbone
-from models.hypencoder_released import is_released, load_released
+from datamodules.hub import file_sha256, local_path, write_manifest
+from models.backbone import Encoder, packaged, resolve_backbone
 from models.similarity import LearnedSimilarity, plain
-from models.tokens import TokenConfig
+from models.weights import read_weights
 
 FORMAT = 1
 
 
 def save(model: LearnedSimilarity, folder: str | Path, dtype: torch.dtype = torch.float32) -> None:
-    """Writes config.json, model.safetensors (what differs from the backbone) and the tokenizer, in one step.
+    """Writes config.json, model.safetensors (what differs from the backbone), the tokenizer and manifest.json.
 
     Args:
         model: a model whose `remember`ed arguments name its backbone, if it has one.
@@ -48,27 +48,32 @@ def save(model: LearnedSimilarity, folder: str | Path, dtype: torch.dtype = torc
             model.text.tokenizer.save_pretrained(scratch)
         for file in sorted(Path(scratch).iterdir()):
             os.replace(file, folder / file.name)
+    write_manifest(folder)
 
 
 def load(checkpoint: str | Path, merge: bool = True, dtype: torch.dtype = torch.float32) -> LearnedSimilarity:
     """Loads a checkpoint, in evaluation mode, on the CPU.
 
     Args:
-        checkpoint: a checkpoint folder; or a sentence-transformers encoder, as a folder or by its name on the Hub,
-            which becomes a `DualEncoder` with the pooling, normalisation and length that its own files name; or a
-            folder of released Hypencoder weights (by name: `models.hypencoder_released.load_released`).
+        checkpoint: a checkpoint of this project or in one of the layouts of `models.layouts`: a folder, a file of it,
+            a single file of weights, an archive, or ``org/name@revision`` on the Hub (`datamodules.hub.local_path`).
         merge: fold LoRA adapters into the weights (faster; pass False to train on).
         dtype: what the transformers compute in; their outputs and all that follows stay float32.
 
     Raises:
-        FileNotFoundError: no such folder, or a file of it is missing.
+        FileNotFoundError: no such file, folder or name on the Hub, or a file of it is missing.
         ValueError: a file is damaged, of another format, or names a class that is not allowed.
     """
-    folder = Path(checkpoint)
-    if (folder / "modules.json").is_file() or not folder.exists():
-        return _in_dtype(_sentence_transformer(str(checkpoint)), dtype)
-    if is_released(folder):
-        return _in_dtype(load_released(folder), dtype)
+    from models.layouts import layout_of
+
+    name = str(checkpoint)
+    place = packaged(name) or local_path(checkpoint)
+    layout = layout_of(place)
+    model = _own(place, merge) if layout is None else layout.load(place, name)
+    return _in_dtype(model.eval(), dtype)
+
+
+def _own(folder: Path, merge: bool) -> LearnedSimilarity:
     config = read_config(folder)
     cls = _allowed(config["class"], folder / "config.json")
     parser = ArgumentParser(exit_on_error=False)
@@ -80,39 +85,17 @@ def load(checkpoint: str | Path, merge: bool = True, dtype: torch.dtype = torch.
         raise ValueError(f"{folder / 'config.json'}: {error}") from error
     _load_weights(model, folder / "model.safetensors")
     model.weights_sha256 = file_sha256(folder / "model.safetensors")
-    model.eval()
     if merge:
         for part in model.children():
             if isinstance(part, Encoder):
                 part.merge()
-    return _in_dtype(model, dtype)
+    return model
 
 
 def _in_dtype(model: LearnedSimilarity, dtype: torch.dtype) -> LearnedSimilarity:
     for part in model.children():
         if isinstance(part, Encoder):
             part.to(dtype)
-    return model
-
-
-def _sentence_transformer(name: str) -> LearnedSimilarity:
-    from models.dual_encoder import DualEncoder
-
-    folder = resolve_backbone(BackboneConfig(name))
-    if not (folder / "modules.json").is_file():
-        raise ValueError(f"{name} is neither a checkpoint of this project nor a sentence-transformers encoder")
-    kinds = [module["type"].rpartition(".")[2] for module in json.loads((folder / "modules.json").read_text())]
-    pooling = json.loads((folder / "1_Pooling" / "config.json").read_text())
-    ways = [way for way in ("cls", "mean") if pooling.get(f"pooling_mode_{way}_token{'s' * (way == 'mean')}")]
-    if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]) or len(ways) != 1:
-        raise ValueError(
-            f"{name}: modules {kinds} with pooling {ways} are not supported; expected mean or cls pooling alone"
-        )
-    length = json.loads((folder / "sentence_bert_config.json").read_text())["max_seq_length"]
-    tokens = TokenConfig(query_length=length, item_length=length, mention_tags=None, item_tag=None)
-    way: Any = ways[0]
-    model = DualEncoder(BackboneConfig(name), tokens, pooling=way, normalize="Normalize" in kinds).eval()
-    model.weights_sha256 = file_sha256(folder / "model.safetensors")
     return model
 
 
@@ -142,6 +125,7 @@ def _allowed(class_path: str, where: Path) -> type[LearnedSimilarity]:
         if (
             isinstance(found, type)
             and issubclass(found, LearnedSimilarity)
+            and not isabstract(found)
             and found.__module__ == f"models.{matched[1]}"
         ):
             return found
@@ -149,12 +133,7 @@ def _allowed(class_path: str, where: Path) -> type[LearnedSimilarity]:
 
 
 def _load_weights(model: LearnedSimilarity, path: Path) -> None:
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} is missing; weights are read from safetensors only")
-    try:
-        tensors = load_file(path)
-    except SafetensorError as error:
-        raise ValueError(f"{path} is not a whole safetensors file ({error}); fetch it again") from error
+    tensors = read_weights(path)
     expected = model.trained_state()
     if tensors.keys() != expected.keys():
         missing, unknown = sorted(expected.keys() - tensors.keys()), sorted(tensors.keys() - expected.keys())

@@ -24,7 +24,8 @@ class CrossEncoder(LearnedSimilarity):
         backbone: the pretrained encoder.
         tokens: how texts become token ids.
         scoring: ``emb``: dot product of the mean of the states at the mention tags with the state at the item tag;
-            ``cls``: dropout and a linear layer on the [CLS] state.
+            ``cls``: dropout and a linear layer on the [CLS] state; ``pooled``: as ``cls``, after a linear layer and
+            tanh, which is BERT's own head for pairs and that of most released cross-encoders.
         layout: ``packed``: the item follows the query at once; ``fixed``: the item's positions start at
             ``tokens.query_length`` always, as in the released ANNCUR models (the padding between is never computed).
         dropout: before the linear layer of ``cls``.
@@ -41,7 +42,7 @@ class CrossEncoder(LearnedSimilarity):
         self,
         backbone: BackboneConfig | None = None,
         tokens: TokenConfig | None = None,
-        scoring: Literal["emb", "cls"] = "emb",
+        scoring: Literal["emb", "cls", "pooled"] = "emb",
         layout: Literal["packed", "fixed"] = "packed",
         dropout: float = 0.1,
         tokens_per_batch: int | None = None,
@@ -70,7 +71,9 @@ class CrossEncoder(LearnedSimilarity):
                 f"{self.encoder.max_length} tokens"
             )
         self.item_offset = tokens.query_length if layout == "fixed" else None
-        self.head = nn.Sequential(nn.Dropout(dropout), nn.Linear(self.encoder.width, 1)) if scoring == "cls" else None
+        width = self.encoder.width
+        pooler = [nn.Linear(width, width), nn.Tanh()] if scoring == "pooled" else []
+        self.head = None if scoring == "emb" else nn.Sequential(*pooler, nn.Dropout(dropout), nn.Linear(width, 1))
         self.tokens_per_batch = tokens_per_batch
 
     def collate_queries(self, queries: Sequence[Query]) -> Reps:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-import pickle
 import re
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 
-from models.backbone import BackboneConfig, file_sha256
+from datamodules.hub import file_sha256, local_path
+from models.backbone import BackboneConfig
 from models.hypencoder import Hypencoder, Norm, QNetConfig
 from models.tokens import TokenConfig
+from models.weights import read_weights, weights_file
 
 # The authors' name of each parameter of matrix i among the weights (or biases), j among all, weights first.
 NAMES = {
@@ -60,7 +59,7 @@ def load_released(
         FileNotFoundError: a file is missing, or the name is not to be had from the Hub.
         ValueError: config.json asks for what is not known here, or the weights do not fit it.
     """
-    folder = _folder(checkpoint)
+    folder = local_path(checkpoint)
     path = folder / "config.json"
     if not is_released(folder):
         raise ValueError(f"{path} is missing or is not the configuration of a released Hypencoder")
@@ -81,8 +80,8 @@ def load_released(
     )
     if (found := model.query_encoder.width) != width:
         raise ValueError(f"{path}: vector_dimensions begin with {width}, but {name} is {found} wide")
-    weights = _weights_file(folder)
-    _fill(model, _read(weights), weights)
+    weights = weights_file(folder)
+    _fill(model, read_weights(weights), weights)
     model.weights_sha256 = file_sha256(weights)
     return model.eval()
 
@@ -148,37 +147,3 @@ def _wanted(model: Hypencoder) -> dict[str, Tensor]:
         for part, place in model.hyperhead.parameters_of(j).items():
             wanted["query_encoder." + NAMES[part].format(kind=kind, base=base, i=i, j=j)] = place
     return wanted
-
-
-def _folder(checkpoint: str | Path) -> Path:
-    folder = Path(checkpoint).expanduser()
-    if folder.is_dir():
-        return folder
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    try:
-        patterns = ["config.json", "model.safetensors", "pytorch_model.bin"]
-        return Path(snapshot_download(str(checkpoint), allow_patterns=patterns))
-    except (HFValidationError, LocalEntryNotFoundError, HfHubHTTPError) as error:
-        raise FileNotFoundError(f"{checkpoint} is neither a folder nor to be had from the Hub: {error}") from error
-
-
-def _weights_file(folder: Path) -> Path:
-    for name in ("model.safetensors", "pytorch_model.bin"):
-        if (folder / name).is_file():
-            return folder / name
-    raise FileNotFoundError(f"{folder} has neither model.safetensors nor pytorch_model.bin")
-
-
-def _read(path: Path) -> dict[str, Tensor]:
-    """The tensors of a file; no code in it is run."""
-    try:
-        if path.suffix == ".safetensors":
-            return load_file(path)
-        tensors = torch.load(path, map_location="cpu", weights_only=True)
-    except (SafetensorError, pickle.UnpicklingError, RuntimeError, OSError, EOFError) as error:
-        raise ValueError(f"{path} is damaged or holds more than tensors ({error}); fetch it again") from error
-    if not isinstance(tensors, dict) or not all(isinstance(value, Tensor) for value in tensors.values()):
-        raise ValueError(f"{path} is not a dictionary of tensors")
-    return tensors

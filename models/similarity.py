@@ -252,13 +252,31 @@ class LearnedSimilarity(LightningModule, ABC):
     def from_pretrained(
         cls, checkpoint: str | Path, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
     ) -> Self:
-        """Loads a released checkpoint, in evaluation mode, on a device. See `models.checkpoint.load`."""
+        """Loads a checkpoint of any known layout, in evaluation mode, on a device. See `models.checkpoint.load`."""
         from models.checkpoint import load
 
         model = load(checkpoint, dtype=dtype).to(device)
         if not isinstance(model, cls):
             raise TypeError(f"{checkpoint} holds a {type(model).__name__}, expected a {cls.__name__}")
         return model
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Writes a checkpoint folder. See `models.checkpoint.save`."""
+        from models.checkpoint import save
+
+        save(self, folder)
+
+    def save_sentence_transformer(self, folder: str | Path) -> None:
+        """Writes a folder that sentence-transformers loads. See `models.export.save_sentence_transformer`."""
+        from models.export import save_sentence_transformer
+
+        save_sentence_transformer(self, Path(folder))
+
+    def save_onnx(self, folder: str | Path) -> None:
+        """Writes ONNX files. See `models.export.save_onnx`."""
+        from models.export import save_onnx
+
+        save_onnx(self, Path(folder))
 
     @torch.inference_mode()
     def rank(self, query: str | Query, documents: Sequence[str | Item]) -> list[tuple[int, float]]:

@@ -1,64 +1,140 @@
-"""Model cards: README.md and metrics.json of a checkpoint folder, from its config and its evaluation runs."""
+"""Model cards: README.md of a checkpoint folder, made from its config.json and metrics.json."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
+from datamodules.hub import write_manifest
 from datamodules.records import DataError
 from models.similarity import LearnedSimilarity
+from retrieval.citations import BY_CLASS
 from retrieval.run_files import read_metrics, write_text
 
-SHOWN = ("accuracy", "accuracy (ambiguous)", "nDCG@10", "R@64")
+SHOWN = ("accuracy", "accuracy (ambiguous)", "nDCG@10", "R@64", "HR@10", "NDCG@10", "MRR")
+KEPT = (
+    "data",
+    "searcher",
+    "queries",
+    "metrics",
+    "cost",
+    "bytes",
+    "index_seconds",
+    "index_calls",
+    "command",
+    "commit",
+    "versions",
+)
+SECTIONS = ("What it is", "Use", "Data", "Recipe", "Results", "Cost", "Limits", "Citation")
 
 
-def write_card(folder: Path, runs: Sequence[Path], note: str) -> None:
-    """Writes metrics.json, with what the runs measured, and README.md.
+@dataclass
+class About:
+    """What no file of a checkpoint says by itself.
+
+    Attributes:
+        data: what it was trained on, and what it has not seen.
+        recipe: how it was trained.
+        limits: what it is not good for.
+        query: of the example.
+        documents: of the example.
+    """
+
+    data: str
+    recipe: str
+    limits: str
+    query: str = "a flat-bottomed boat"
+    documents: tuple[str, ...] = ("an open boat for shallow water", "a financial institution")
+
+
+def write_card(folder: Path, runs: Sequence[Path], about: About) -> None:
+    """Writes metrics.json, with what the runs measured, README.md and manifest.json.
 
     Args:
         folder: the checkpoint's.
         runs: output folders of ``evaluate.py run`` with this checkpoint's weights.
-        note: how it was trained and what it is not good for.
+        about: the parts that are told, not measured.
 
     Raises:
         DataError: no runs, or a run of other weights.
     """
     model = LearnedSimilarity.from_pretrained(folder)
-    config = json.loads((folder / "config.json").read_text())
     measured = []
     for run in runs:
         found = read_metrics(run)
         if found["checkpoint"]["sha256"] != model.weights_sha256:
             raise DataError(f"was run with other weights than {folder} has; evaluate it again", run)
-        measured.append(found)
+        measured.append({key: found[key] for key in KEPT if key in found})
     if not measured:
         raise DataError("a card needs at least one run of this checkpoint", folder)
-    kept = (
-        "data",
-        "searcher",
-        "queries",
-        "metrics",
-        "cost",
-        "index_seconds",
-        "index_calls",
-        "command",
-        "commit",
-        "versions",
-    )
-    write_text(
-        folder / "metrics.json",
-        json.dumps({"sha256": model.weights_sha256, "runs": [{k: run[k] for k in kept} for run in measured]}, indent=2)
-        + "\n",
-    )
-    write_text(folder / "README.md", str(_card(folder, config, measured, note)))
+    described = {"sha256": model.weights_sha256, "about": asdict(about), "runs": measured}
+    write_text(folder / "metrics.json", json.dumps(described, indent=2) + "\n")
+    write_text(folder / "README.md", render(folder, f"checkpoints/{folder.name}"))
+    write_manifest(folder)
 
 
-def _card(folder: Path, config: dict[str, Any], runs: Sequence[dict[str, Any]], note: str) -> ModelCard:
-    backbone = config["arguments"]["backbone"]
+def render(folder: Path, name: str) -> str:
+    """The card of a checkpoint folder, as text.
+
+    Args:
+        folder: with config.json and the metrics.json of `write_card`.
+        name: what the example loads: where the checkpoint will be found.
+
+    Raises:
+        DataError: there is no such metrics.json.
+    """
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    path = folder / "metrics.json"
+    try:
+        described = json.loads(path.read_text(encoding="utf-8"))
+        about, runs = About(**described["about"]), described["runs"]
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise DataError(
+            f"no card can be made of it ({error!r}); write it with `python evaluate.py card`", path
+        ) from error
+    title = name.rpartition("/")[2]
+    parts = {
+        "What it is": _what(folder, config),
+        "Use": _use(config, name, about),
+        "Data": about.data,
+        "Recipe": about.recipe,
+        "Results": "\n\n".join(
+            [
+                "Means with 95 % bootstrap intervals over queries.",
+                _table(runs),
+                *(f"    {run['command']}" for run in runs),
+            ]
+        ),
+        "Cost": _cost(folder, runs),
+        "Limits": about.limits,
+        "Citation": f"```bibtex\n{BY_CLASS[_class(config)]}\n```" if _class(config) in BY_CLASS else "",
+    }
+    assert tuple(parts) == SECTIONS
+    body = "\n\n".join(f"## {heading}\n\n{part}" for heading, part in parts.items())
+    return str(ModelCard(f"---\n{_metadata(config, title, runs).to_yaml()}\n---\n\n# {title}\n\n{body}\n"))
+
+
+def empty_sections(card: str) -> list[str]:
+    """The required sections of a card that are missing or say nothing."""
+    text = re.sub(r"<!--.*?-->", "", card, flags=re.DOTALL).replace("[More Information Needed]", "")
+    parts = re.split(r"^## +(.*?) *$", text, flags=re.MULTILINE)
+    found = dict(zip(parts[1::2], parts[2::2], strict=True))
+    return [
+        name for name in SECTIONS if not re.search(r"\w", found.get(name, "").replace("[More Information Needed]", ""))
+    ]
+
+
+def _class(config: dict[str, Any]) -> str:
+    return str(config["class"]).rpartition(".")[2]
+
+
+def _metadata(config: dict[str, Any], title: str, runs: Sequence[dict[str, Any]]) -> ModelCardData:
     results = [
         EvalResult(
             task_type="text-ranking",
@@ -66,45 +142,75 @@ def _card(folder: Path, config: dict[str, Any], runs: Sequence[dict[str, Any]], 
             dataset_name=run["data"]["name"],
             metric_type=name,
             metric_value=round(run["metrics"][name]["mean"], 4),
-            metric_args={"searcher": run["searcher"]["name"]},
+            metric_args={"searcher": run["searcher"]["name"], "command": run["command"]},
         )
         for run in runs
         for name in SHOWN
         if name in run["metrics"]
     ]
-    data = ModelCardData(
+    backbone = config["arguments"].get("backbone")
+    return ModelCardData(
         license="apache-2.0",
         library_name="simzoo",
-        base_model=backbone["name"],
-        model_name=folder.name,
+        base_model=backbone and backbone["name"],
+        tags=["simzoo", "learned-similarity", _class(config)],
+        pipeline_tag="text-ranking" if backbone else None,
+        model_name=title,
         eval_results=results,
     )
-    class_name = config["class"].rpartition(".")[2]
+
+
+def _what(folder: Path, config: dict[str, Any]) -> str:
+    size = (folder / "model.safetensors").stat().st_size
+    backbone = config["arguments"].get("backbone")
+    if backbone is None:
+        return f"`{_class(config)}`: weights of its own ({size:,} bytes), without a pretrained backbone."
+    return (
+        f"`{_class(config)}` on `{backbone['name']}` (model.safetensors sha256 `{backbone['sha256']}`). This folder "
+        f"holds what differs from that backbone ({size:,} bytes): adapters, tag embeddings and heads."
+    )
+
+
+def _use(config: dict[str, Any], name: str, about: About) -> str:
     lines = [
-        f"# {folder.name}",
-        f"`{class_name}` on `{backbone['name']}` (model.safetensors sha256 `{backbone['sha256']}`). This folder holds "
-        "what differs from that backbone: adapters, tag embeddings and heads.",
-        "## Use",
-        "```python\nfrom models.similarity import LearnedSimilarity\n\n"
-        f'model = LearnedSimilarity.from_pretrained("checkpoints/{folder.name}")\n'
-        'print(model.rank("a flat-bottomed boat", ["an open boat for shallow water", "a financial institution"]))\n```',
-        "## Training and limits",
-        note,
-        "## Results",
-        "Means with 95 % bootstrap intervals over queries.",
-        _table(runs),
-        *(f"    {run['command']}" for run in runs),
+        "from models.similarity import LearnedSimilarity",
+        f'model = LearnedSimilarity.from_pretrained("{name}")',
+        f"documents = {json.dumps(list(about.documents), ensure_ascii=False)}",
+        f"for row, score in model.rank({json.dumps(about.query, ensure_ascii=False)}, documents):",
+        '    print(f"{score:7.3f}  {documents[row]}")',
     ]
-    return ModelCard(f"---\n{data.to_yaml()}\n---\n\n" + "\n\n".join(lines) + "\n")
+    if "item_ids" in config["arguments"]:  # it ranks items by what a user did
+        lines = [
+            "from datamodules.records import History, Item",
+            "from models.similarity import LearnedSimilarity",
+            f'model = LearnedSimilarity.from_pretrained("{name}")',
+            'known = model.arguments["item_ids"][:5]',
+            'print(model.rank(History.of("me", known[:3]), [Item(name, name) for name in known]))',
+        ]
+    return "```python\n" + "\n".join(lines) + "\n```"
 
 
 def _table(runs: Sequence[dict[str, Any]]) -> str:
     names = [name for name in SHOWN if any(name in run["metrics"] for run in runs)]
-    rows = [f"| data | searcher | queries | {' | '.join(names)} | calls | ms |", f"|{'---|' * (len(names) + 5)}"]
+    rows = [f"| data | searcher | queries | {' | '.join(names)} |", f"|{'---|' * (len(names) + 3)}"]
     for run in runs:
         values = [run["metrics"].get(name) for name in names]
         cells = ["-" if v is None else f"{v['mean']:.3f} ({v['low']:.3f} to {v['high']:.3f})" for v in values]
-        cost = [f"{run['cost'][name]['mean']:.0f}" for name in ("calls", "milliseconds")]
-        head = [run["data"]["name"], run["searcher"]["name"]]
-        rows.append(f"| {' | '.join([*head, str(run['queries']), *cells, *cost])} |")
+        head = [run["data"]["name"], run["searcher"]["name"], str(run["queries"])]
+        rows.append(f"| {' | '.join([*head, *cells])} |")
+    return "\n".join(rows)
+
+
+def _cost(folder: Path, runs: Sequence[dict[str, Any]]) -> str:
+    rows = [
+        "A call is one scored pair; milliseconds and calls are means a query; bytes are those of the representations.",
+        "",
+        "| data | searcher | calls | ms | indexing, s | bytes |",
+        "|---|---|---|---|---|---|",
+    ]
+    for run in runs:
+        cost = [f"{run['cost'][name]['mean']:,.0f}" for name in ("calls", "milliseconds")]
+        kept = sum(run["bytes"].values()) if "bytes" in run else None
+        cells = [*cost, f"{sum(run['index_seconds'].values()):.1f}", "-" if kept is None else f"{kept:,}"]
+        rows.append(f"| {' | '.join([run['data']['name'], run['searcher']['name'], *cells])} |")
     return "\n".join(rows)

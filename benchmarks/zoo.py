@@ -1,0 +1,167 @@
+"""Every released checkpoint on every data set at hand, and the pages made of it: docs/zoo.md and docs/zoo.html.
+
+    python -m benchmarks.zoo                 measure what is missing, then write the pages
+    python -m benchmarks.zoo --render        only write the pages
+    python -m benchmarks.zoo --check         fail if the pages are not those of the measured figures
+
+What was measured lies in docs/zoo/<data>/<system>/metrics.json: evaluate.py's own, with the values of each query for
+the significance marks, and without milliseconds, which belong to the machine. A system is measured again when its
+weights have changed. Text data: WordNet's four test worlds with and without titles; the collections in SIMZOO_DATA.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import evaluate
+from benchmarks.zoo_page import html_page, markdown_page
+from datamodules.hub import file_sha256
+from datamodules.wordnet import TEST_WORLDS
+from models.backbone import MINILM
+from retrieval.run_files import read_run, write_text
+
+ZOO = Path("docs") / "zoo"
+QUERIES, DEPTH = 100, 64
+FIRST_STAGE = "checkpoints/wordnet-de"
+KEPT = ("accuracy", "nDCG@10", "R@64")
+DROPPED = ("search_seconds", "index_seconds", "threads", "device", "k", "seed", "truncated", "bf16")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One evaluation.
+
+    Attributes:
+        data: folder name of the data set.
+        system: folder name of what is evaluated.
+        words: options of evaluate.py run.
+        weights: the system's file of weights; None: it has none, or none here.
+    """
+
+    data: str
+    system: str
+    words: tuple[str, ...]
+    weights: Path | None = None
+
+    @property
+    def file(self) -> Path:
+        """Where its figures lie."""
+        return ZOO / self.data / self.system / "metrics.json"
+
+    def is_done(self) -> bool:
+        """Whether it was measured with these weights."""
+        if not self.file.is_file():
+            return False
+        known = json.loads(self.file.read_text())["checkpoint"]["sha256"]
+        return self.weights is None or known == file_sha256(self.weights)
+
+
+def data_sets() -> dict[str, tuple[str, ...]]:
+    """Options that name each data set at hand, small ones first."""
+    found = {}
+    for world in reversed(TEST_WORLDS):
+        for titles in ("false", "true"):
+            name = f"wordnet-{world}{'' if titles == 'true' else '-untitled'}"
+            found[name] = ("--data", "WordNet", "--data.world", world, "--data.titles", titles)
+    root = Path(os.environ.get("SIMZOO_DATA", ""))
+    for folder in sorted(root.glob("*/qrels")) if root.name else ():
+        found[folder.parent.name] = ("--data", "BEIR", "--data.root", str(folder.parent))
+    return found
+
+
+def systems() -> Iterator[tuple[str, tuple[str, ...], Path | None]]:
+    """Baselines and the text models in checkpoints/: name, options, weights."""
+    yield "BM25", ("--search", "Retrieve", "--search.first_stage", "BM25"), None
+    yield "all-MiniLM-L6-v2", ("--checkpoint", MINILM, "--search", "Exact"), None
+    for folder in sorted(Path("checkpoints").iterdir()):
+        config = json.loads((folder / "config.json").read_text())
+        if "tokens" not in config["arguments"]:
+            continue  # ranks no texts
+        chosen = ("--checkpoint", str(folder))
+        if config["class"].endswith(".DualEncoder"):
+            search: tuple[str, ...] = ("--search", "Exact")
+        else:
+            search = ("--search", "Rerank", "--search.budget", str(DEPTH), "--search.first_stage", "Dense")
+            search += ("--search.first_stage.checkpoint", FIRST_STAGE)
+        yield folder.name, (*chosen, *search), folder / "model.safetensors"
+
+
+def jobs() -> list[Job]:
+    """Every system on every data set."""
+    made = list(systems())
+    return [
+        Job(data, name, (*options, *words), weights)
+        for data, options in data_sets().items()
+        for name, words, weights in made
+    ]
+
+
+def measure(job: Job) -> None:
+    """Runs an evaluation and keeps its figures."""
+    with tempfile.TemporaryDirectory() as scratch:
+        output = Path(scratch) / job.system
+        command = ["run", *job.words, "--queries", str(QUERIES)]
+        sys.argv = ["evaluate.py", *command]
+        try:
+            evaluate.main([*command, "--output", str(output)])
+        except ValueError as error:
+            if "cannot evaluate" not in str(error):  # fewer queries than that: all of them
+                raise
+            sys.argv = ["evaluate.py", *command[:-2]]
+            evaluate.main([*command[:-2], "--output", str(output)])
+        run = read_run(output)
+    described = {key: value for key, value in run.described.items() if key not in DROPPED}
+    described["cost"] = {"calls": described["cost"]["calls"]}
+    if "SIMZOO_DATA" in os.environ:
+        described["command"] = described["command"].replace(os.environ["SIMZOO_DATA"], "$SIMZOO_DATA")
+    names = [name for name in KEPT if name in run.columns]
+    described["per_query"] = {name: [round(value, 6) for value in run.columns[name]] for name in names}
+    write_text(job.file, json.dumps(described) + "\n")
+
+
+def figures() -> list[dict[str, Any]]:
+    """What lies in docs/zoo, by data set and system."""
+    found = []
+    for path in sorted(ZOO.glob("*/*/metrics.json")):
+        described = json.loads(path.read_text())
+        found.append({**described, "folder": path.parent.parent.name, "system": path.parent.name})
+    return found
+
+
+def pages() -> dict[Path, str]:
+    """The pages as they have to be, by file."""
+    rows = figures()
+    return {Path("docs/zoo.md"): markdown_page(rows), Path("docs/zoo.html"): html_page(rows)}
+
+
+def main() -> None:
+    """Measures, and writes or checks the pages."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--render", action="store_true", help="only write the pages")
+    parser.add_argument("--check", action="store_true", help="fail if the pages are not those of the measured figures")
+    options = parser.parse_args()
+    if options.check:
+        stale = [str(path) for path, text in pages().items() if not path.is_file() or path.read_text() != text]
+        sys.exit(f"error: {', '.join(stale)}: not as measured; run `make zoo`" if stale else 0)
+    if not options.render:
+        missing = [job for job in jobs() if not job.is_done()]
+        width = shutil.get_terminal_size().columns
+        for number, job in enumerate(missing, start=1):
+            print(f"[{number}/{len(missing)}] {job.system} on {job.data}"[:width], flush=True)
+            measure(job)
+    for path, text in pages().items():
+        write_text(path, text)
+        print(f"written: {path}")
+
+
+if __name__ == "__main__":
+    main()

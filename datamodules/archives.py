@@ -1,0 +1,90 @@
+"""Archives of a checkpoint folder, unpacked so that nothing is written outside and no more than they may hold."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import tarfile
+import tempfile
+import zipfile
+from pathlib import Path, PurePosixPath
+
+ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz")
+MOST_BYTES = 50_000_000_000
+MOST_FILES = 10_000
+MOST_RATIO = 100  # weights hardly compress; a small file that claims to hold very much is made to fill a disk
+
+
+def unpacked(archive: Path) -> Path:
+    """The checkpoint folder in an archive, unpacked into the cache once.
+
+    Args:
+        archive: a .zip, .tar, .tar.gz or .tgz; the checkpoint is its top, or the one folder in it.
+
+    Raises:
+        ValueError: it is damaged, holds a name that leads outside, a link, or more than it may.
+    """
+    from huggingface_hub.constants import HF_HOME
+
+    with archive.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    folder = Path(HF_HOME) / "simzoo" / digest
+    if not folder.is_dir():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+            whole = Path(scratch) / "whole"
+            whole.mkdir()
+            try:
+                (_unzip if archive.suffix == ".zip" else _untar)(archive, whole)
+            except (
+                zipfile.BadZipFile,
+                tarfile.TarError,
+                EOFError,
+                OSError,
+                RuntimeError,
+                NotImplementedError,
+            ) as error:
+                raise ValueError(f"{archive}: cannot be unpacked ({error}); fetch it again") from error
+            whole.replace(folder)
+    inside = list(folder.iterdir())
+    return inside[0] if len(inside) == 1 and inside[0].is_dir() else folder
+
+
+def _unzip(archive: Path, folder: Path) -> None:
+    with zipfile.ZipFile(archive) as found:
+        entries = [entry for entry in found.infolist() if not entry.is_dir()]
+        for entry in entries:
+            _check_name(archive, entry.filename)
+        _check_size(archive, len(entries), sum(entry.file_size for entry in entries))
+        for entry in entries:
+            place = folder / entry.filename
+            place.parent.mkdir(parents=True, exist_ok=True)
+            with found.open(entry) as source, place.open("wb") as target:
+                shutil.copyfileobj(source, target)
+
+
+def _untar(archive: Path, folder: Path) -> None:
+    with tarfile.open(archive) as found:
+        total = 0
+        for count, entry in enumerate(found, start=1):
+            if not (entry.isfile() or entry.isdir()):
+                raise ValueError(f"{archive}: {entry.name!r} is a link or a device; the archive is refused")
+            _check_name(archive, entry.name)
+            total += entry.size
+            _check_size(archive, count, total)  # while it is read, so that an endless one is not read to its end
+        found.extractall(folder, filter="data")
+
+
+def _check_name(archive: Path, name: str) -> None:
+    place = PurePosixPath(name)
+    if place.is_absolute() or ".." in place.parts or "\\" in name or ":" in name:
+        raise ValueError(f"{archive}: {name!r} leads outside of the folder; the archive is refused")
+
+
+def _check_size(archive: Path, files: int, total: int) -> None:
+    most = min(MOST_BYTES, MOST_RATIO * archive.stat().st_size + 1_000_000)
+    if total > most or files > MOST_FILES:
+        raise ValueError(
+            f"{archive}: claims {files:,} files and {total:,} bytes, expected at most {MOST_FILES:,} and {most:,} of "
+            "an archive of its size; it is refused"
+        )

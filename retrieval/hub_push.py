@@ -1,0 +1,146 @@
+"""Publishing a checkpoint folder on the Hugging Face Hub, in one commit."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from datamodules.hub import INDEX, MANIFEST, checkpoint_files, explained, file_sha256, parse_name, problems, timeout
+from datamodules.records import DataError
+from retrieval.card import empty_sections, render
+
+
+@dataclass(frozen=True)
+class Upload:
+    """One file of a push.
+
+    Attributes:
+        name: in the repository.
+        content: a file here, or bytes that were made for the push.
+        size: in bytes.
+        sha256: of the content; empty for the manifest, which holds the others'.
+    """
+
+    name: str
+    content: Path | bytes
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a push would do.
+
+    Attributes:
+        repo: ``org/name``.
+        branch: that gets the commit.
+        private: who may see a repository that is made new.
+        card: README.md as it will stand there.
+        files: all of the commit.
+    """
+
+    repo: str
+    branch: str
+    private: bool
+    card: str
+    files: tuple[Upload, ...]
+
+    def __str__(self) -> str:
+        seen = "private" if self.private else "public"
+        lines = [f"one commit to {self.repo} ({self.branch}), {seen} if it is new:"]
+        lines += [f"  {file.size:>13,}  {file.sha256[:12]:12}  {file.name}" for file in self.files]
+        return "\n".join([*lines, f"  {sum(file.size for file in self.files):>13,}  bytes in all"])
+
+
+def plan_push(folder: Path, repo: str, public: bool = False, index: Sequence[Path] = ()) -> Plan:
+    """Checks a checkpoint folder and says what publishing it would upload; nothing is sent.
+
+    Args:
+        folder: the checkpoint's; all its files are part of the push.
+        repo: ``org/name``, or ``org/name@branch``.
+        public: a new repository can be seen by all.
+        index: folders or files that a search needs besides (item representations, graph, embeddings); they become
+            ``index/...``.
+
+    Raises:
+        DataError: the folder is no checkpoint, a file is not what its manifest says, or a section of the card is empty.
+    """
+    name, branch = parse_name(repo)
+    for needed in ("config.json", "model.safetensors"):
+        if not (folder / needed).is_file():
+            raise DataError(f"has no {needed}; expected a checkpoint folder", folder)
+    if wrong := problems(folder):
+        raise DataError(
+            f"{'; '.join(wrong)}; restore it, or accept it with `python -m retrieval.hub verify --write {folder}`",
+            folder,
+        )
+    card = rendered(folder, name)
+    if empty := empty_sections(card):
+        raise DataError(
+            f"the card says nothing under {', '.join(empty)}; write it with `python evaluate.py card`, and push again",
+            folder / "README.md",
+        )
+    files = [_upload(path.relative_to(folder).as_posix(), path) for path in checkpoint_files(folder)]
+    for extra in index:
+        files += _index(extra)
+    files = [file for file in files if file.name != "README.md"] + [_made("README.md", card)]
+    hashes = {file.name: {"size": file.size, "sha256": file.sha256} for file in files}
+    manifest = json.dumps({"format": 1, "files": hashes}, indent=2, sort_keys=True) + "\n"
+    files.append(_made(MANIFEST, manifest))
+    return Plan(name, branch or "main", not public, card, tuple(sorted(files, key=lambda file: file.name)))
+
+
+def rendered(folder: Path, name: str) -> str:
+    """The card with the example that loads ``name``; one that was written by hand stays as it is."""
+    try:
+        return render(folder, name)
+    except DataError:
+        path = folder / "README.md"
+        return path.read_text(encoding="utf-8") if path.is_file() else ""
+
+
+def carry_out(plan: Plan, message: str = "") -> str:
+    """Uploads a plan's files and makes them visible in one commit; what was uploaded before is not sent again.
+
+    Returns:
+        The address of the commit.
+
+    Raises:
+        HubError: the Hub does not take it; says what to do. Nothing of it is visible then.
+    """
+    from huggingface_hub import CommitOperationAdd, HfApi
+    from huggingface_hub.constants import HF_HUB_DOWNLOAD_TIMEOUT
+
+    api = HfApi(library_name="simzoo")
+    adds = [CommitOperationAdd(file.name, file.content) for file in plan.files]
+    with explained(f"publishing {plan.repo}"), timeout(6 * HF_HUB_DOWNLOAD_TIMEOUT):
+        api.create_repo(plan.repo, private=plan.private, exist_ok=True)
+        if plan.branch != "main":
+            api.create_branch(plan.repo, branch=plan.branch, exist_ok=True)
+        done = api.create_commit(
+            plan.repo, adds, revision=plan.branch, commit_message=message or f"Upload of {plan.repo} with simzoo"
+        )
+    return done.commit_url
+
+
+def _upload(name: str, path: Path) -> Upload:
+    return Upload(name, path, path.stat().st_size, file_sha256(path))
+
+
+def _made(name: str, text: str) -> Upload:
+    content = text.encode()
+    return Upload(name, content, len(content), hashlib.sha256(content).hexdigest())
+
+
+def _index(extra: Path) -> list[Upload]:
+    if extra.is_file():
+        return [_upload(f"{INDEX}/{extra.name}", extra)]
+    if not extra.is_dir():
+        raise DataError("is neither a file nor a folder; name what a search was indexed with", extra)
+    found = [path for path in sorted(extra.rglob("*")) if path.is_file()]
+    if not found:
+        raise DataError("is an empty folder; name what a search was indexed with", extra)
+    return [_upload(f"{INDEX}/{extra.name}/{path.relative_to(extra).as_posix()}", path) for path in found]

@@ -1,0 +1,343 @@
+"""Publishing and fetching through the real client, against a Hub on this machine that speaks its protocol."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from datamodules.hub import file_sha256, write_manifest
+from models.backbone import BackboneConfig
+from models.cross_encoder import CrossEncoder
+from models.tiny import tiny_backbone
+from models.tokens import TokenConfig
+from retrieval.card import About
+from tests.loopback_hub import TOKEN, Fault, Hub, Repo, running
+
+ROOT = Path(__file__).resolve().parents[1]
+QUERY, DOCUMENTS = "the boat", ["a bank by the river", "boats", "z"]
+
+# The client reads its settings when it is imported, and the tests' process is offline: another process runs it.
+LOOP = """
+import contextlib, io, json, sys
+answers = sys.stdout
+for line in sys.stdin:
+    scope, error, out = {}, None, io.StringIO()
+    try:
+        with contextlib.redirect_stdout(out):
+            exec(json.loads(line), scope)
+    except BaseException as caught:
+        error = [type(caught).__name__, str(caught)]
+    print(json.dumps([scope.get("value"), error, out.getvalue()]), file=answers, flush=True)
+"""
+
+
+class Client:
+    """A Python process for which the Hub is the loopback one; its cache is ``home``."""
+
+    def __init__(self, hub: Hub, home: Path) -> None:
+        self.env = environment(hub, home)
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", LOOP],
+            env=self.env,
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, code: str, home: Path | None = None) -> Any:
+        """Runs code; what it leaves in ``value`` comes back, an error as a RuntimeError with its text.
+
+        Args:
+            code: Python.
+            home: another cache, as on another machine.
+        """
+        assert self.process.stdin is not None and self.process.stdout is not None
+        if home is not None:
+            code = f"import huggingface_hub.constants as c; c.HF_HUB_CACHE = {str(home)!r}\n{code}"
+        self.process.stdin.write(json.dumps(code) + "\n")
+        self.process.stdin.flush()
+        value, error, self.printed = json.loads(self.process.stdout.readline())
+        if error is not None:
+            raise RuntimeError(": ".join(error))
+        return value
+
+    def hub(self, *words: str | Path, home: Path | None = None) -> None:
+        """Runs ``python -m retrieval.hub``'s function for a command line."""
+        self.run(f"from retrieval.hub import main; main({[str(word) for word in words]!r})", home)
+
+
+def environment(hub: Hub, home: Path, **more: str) -> dict[str, str]:
+    """Settings of a process that knows the loopback Hub alone."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING"))}
+    settings = {
+        "HF_ENDPOINT": hub.url,
+        "HF_HOME": str(home),
+        "HF_TOKEN": TOKEN,
+        "HF_HUB_DISABLE_XET": "1",
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "HF_HUB_DOWNLOAD_TIMEOUT": "1",
+        "HF_HUB_ETAG_TIMEOUT": "1",
+        "PYTHONPATH": str(ROOT),
+    }
+    return {**kept, **settings, **more}
+
+
+@pytest.fixture(scope="module")
+def hub() -> Iterator[Hub]:
+    with running() as hub:
+        yield hub
+
+
+@pytest.fixture(scope="module")
+def client(hub: Hub, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    client = Client(hub, tmp_path_factory.mktemp("home"))
+    yield client
+    client.process.kill()
+    client.process.communicate()
+
+
+@pytest.fixture(autouse=True)
+def calm(hub: Hub) -> None:
+    """Each test starts with a Hub that works."""
+    hub.faults.clear()
+    hub.requests.clear()
+    hub.uploaded.clear()
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A released checkpoint with a card."""
+    folder = tmp_path_factory.mktemp("made") / "tiny-ce"
+    torch.manual_seed(0)
+    model = CrossEncoder(BackboneConfig(str(tiny_backbone())), TokenConfig(query_length=24, item_length=24)).eval()
+    model.save_pretrained(folder)
+    runs = json.loads((ROOT / "checkpoints" / "wordnet-emb-ce" / "metrics.json").read_text())["runs"]
+    about = asdict(About("Letters.", "None: random weights.", "Everything.", QUERY, tuple(DOCUMENTS)))
+    described = {"sha256": file_sha256(folder / "model.safetensors"), "about": about, "runs": runs}
+    (folder / "metrics.json").write_text(json.dumps(described))
+    (folder / "run.trec").write_text("q Q0 i 1 1.0 tag\n" * 100)
+    write_manifest(folder)
+    return folder
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and ".cache" not in path.parts
+    }
+
+
+def test_what_is_pushed_is_what_is_pulled(hub: Hub, client: Client, checkpoint: Path, tmp_path: Path) -> None:
+    """A file that is left out or changed on the way is noticed by whoever loads the model, long after."""
+    (tmp_path / "graph").mkdir()
+    (tmp_path / "graph" / "neighbours.npy").write_bytes(bytes(range(256)) * 20)
+    client.hub("push", checkpoint, "me/tiny", "--include-index", tmp_path / "graph")
+    assert hub.repos["me/tiny"].private, "a new repository is private unless it is asked for otherwise"
+    assert len([r for r in hub.requests if "/commit/" in r]) == 1
+    client.hub("pull", "me/tiny", "--to", tmp_path / "copy", home=tmp_path / "elsewhere")
+    sent, got = contents(checkpoint), contents(tmp_path / "copy")
+    assert got.pop("index/graph/neighbours.npy") == bytes(range(256)) * 20
+    changed = {"README.md", "manifest.json"}
+    assert {name: got[name] for name in got if name not in changed} == {n: sent[n] for n in sent if n not in changed}
+    assert 'from_pretrained("me/tiny")' in got["README.md"].decode()
+    hashes = json.loads(got["manifest.json"])["files"]
+    assert hashes.keys() == got.keys() - {"manifest.json"} | {"index/graph/neighbours.npy"}
+
+
+def test_a_dry_run_shows_and_sends_nothing(hub: Hub, client: Client, checkpoint: Path) -> None:
+    """Somebody who only looks must not publish."""
+    client.hub("push", checkpoint, "me/dry", "--dry-run", "--public")
+    assert hub.requests == [] and "me/dry" not in hub.repos
+    assert "public if it is new" in client.printed and "model.safetensors" in client.printed
+    assert "## Limits" in client.printed and "model-index:" in client.printed
+
+
+def test_an_empty_section_is_not_published(client: Client, checkpoint: Path, tmp_path: Path) -> None:
+    """A card without limits is the one that its readers would need."""
+    (tmp_path / "c").mkdir()
+    for name, content in contents(checkpoint).items():
+        (tmp_path / "c" / name).write_bytes(content)
+    described = json.loads((tmp_path / "c" / "metrics.json").read_text())
+    described["about"]["limits"] = "<!-- to be written -->"
+    (tmp_path / "c" / "metrics.json").write_text(json.dumps(described))
+    with pytest.raises(RuntimeError, match=r"metrics.json has .* bytes, expected"):
+        client.hub("push", tmp_path / "c", "me/empty")
+    write_manifest(tmp_path / "c")
+    with pytest.raises(RuntimeError, match="the card says nothing under Limits"):
+        client.hub("push", tmp_path / "c", "me/empty")
+
+
+def test_pushed_pulled_loaded_by_revision_and_offline(
+    hub: Hub, client: Client, checkpoint: Path, tmp_path: Path
+) -> None:
+    """The circle that everybody walks; the second time without a connection."""
+    client.hub("push", checkpoint, "me/circle@v1")
+    code = f"""
+from models.similarity import LearnedSimilarity
+value = LearnedSimilarity.from_pretrained("me/circle@v1").rank({QUERY!r}, {DOCUMENTS!r})
+"""
+    found = client.run(code)
+    own = CrossEncoder.from_pretrained(checkpoint).rank(QUERY, DOCUMENTS)
+    assert [row for row, _ in found] == [row for row, _ in own]
+    assert [score for _, score in found] == pytest.approx([score for _, score in own], rel=1e-5)
+    with pytest.raises(RuntimeError, match="there is no such revision"):
+        client.run(code.replace("v1", "v2"))
+    client.hub("verify", "me/circle@v1")
+    client.hub("list")
+    assert "me/circle@" in client.printed
+    client.hub("list", "me")
+    assert "me/circle" in client.printed
+    (tmp_path / "d" / "qrels").mkdir(parents=True)
+    (tmp_path / "d" / "corpus.jsonl").write_text(
+        "".join(json.dumps({"_id": f"i{i}", "text": text}) + "\n" for i, text in enumerate(DOCUMENTS))
+    )
+    (tmp_path / "d" / "queries.jsonl").write_text(json.dumps({"_id": "q", "text": QUERY}) + "\n")
+    (tmp_path / "d" / "qrels" / "test.tsv").write_text("q\ti1\t1\n")
+    env = {**client.env, "HF_HUB_OFFLINE": "1", "HF_ENDPOINT": "http://127.0.0.1:9"}
+    words = ["evaluate.py", "run", "--checkpoint", "me/circle@v1", "--data", "BEIR", "--data.root", str(tmp_path / "d")]
+    words += ["--output", str(tmp_path / "out")]
+    done = subprocess.run([sys.executable, *words], cwd=ROOT, env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    first = (tmp_path / "out" / "run.trec").read_text().split()
+    assert first[2] == f"i{own[0][0]}" and float(first[4]) == pytest.approx(own[0][1], rel=1e-5)
+
+
+def test_an_upload_that_is_cut_leaves_nothing_and_can_be_repeated(
+    hub: Hub, client: Client, checkpoint: Path, tmp_path: Path
+) -> None:
+    """Half a model on the Hub is downloaded by somebody before it is whole."""
+    hub.large.clear()
+    hub.faults.append(Fault("/lfs/", method="PUT", after=200, times=1))
+    words = [sys.executable, "-m", "retrieval.hub", "push", str(checkpoint), "me/cut"]
+    process = subprocess.Popen(words, cwd=ROOT, env=client.env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    assert hub.uploaded.wait(120), "the upload never began"
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    repo: Repo = hub.repos["me/cut"]
+    assert all(files == {} for files in repo.commits.values()), "a part of the model is visible"
+    with pytest.raises(RuntimeError, match=r"config\.json"):
+        client.run('from models.similarity import LearnedSimilarity; LearnedSimilarity.from_pretrained("me/cut")')
+    hub.faults.clear()
+    client.hub("push", checkpoint, "me/cut")
+    assert repo.commits[repo.branches["main"]]["model.safetensors"] == (checkpoint / "model.safetensors").read_bytes()
+
+
+def test_a_broken_download_goes_on(hub: Hub, client: Client, checkpoint: Path, tmp_path: Path) -> None:
+    """Who has a bad connection would else begin a large model again and again."""
+    hub.add("me/long", contents(checkpoint))
+    oid = file_sha256(checkpoint / "model.safetensors")
+    hub.faults.append(Fault(f"/lfs/{oid}", method="GET", after=500, times=1))
+    client.hub("pull", "me/long", home=tmp_path)
+    assert len([request for request in hub.requests if request == f"GET /lfs/{oid}"]) == 2
+
+
+@pytest.mark.parametrize("where", ["storage", "manifest"])
+def test_a_wrong_hash_is_refused_and_forgotten(
+    where: str, hub: Hub, client: Client, checkpoint: Path, tmp_path: Path
+) -> None:
+    """Weights with a flipped bit load like any others; and a cache that keeps them is damaged for good."""
+    files = contents(checkpoint)
+    oid = file_sha256(checkpoint / "model.safetensors")
+    harmed = files["model.safetensors"][:-1] + b"\x7f"
+    name = f"me/flipped-{where}"
+    if where == "storage":
+        hub.add(name, files)
+        hub.large[oid] = harmed
+        message = "but the Hub says"
+    else:
+        hub.add(name, {**files, "model.safetensors": harmed})
+        message = "model.safetensors has sha256"
+    with pytest.raises(RuntimeError, match=message) as refused:
+        client.hub("pull", name, home=tmp_path)
+    assert "removed from the cache: fetch it again" in str(refused.value)
+    hub.large[oid] = files["model.safetensors"]
+    hub.add(name, files)
+    client.hub("pull", name, home=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "message"),
+    [
+        (401, {}, "log in with `hf auth login` or set HF_TOKEN"),
+        (403, {}, "use a token that may do this"),
+        (404, {"X-Error-Code": "RepoNotFound"}, "no such repository on the Hub; check the spelling"),
+        (429, {"Retry-After": "17"}, "wait 17 seconds and try again"),
+        (500, {}, r"the Hub itself has a fault \(500\); nothing is wrong here: try again"),
+        (0, {}, "did not answer in time; check the connection and try again, it goes on where it was"),
+    ],
+)
+@pytest.mark.parametrize("verb", ["push", "pull"])
+def test_a_hub_in_trouble_says_what_to_do(
+    verb: str,
+    status: int,
+    headers: dict[str, str],
+    message: str,
+    hub: Hub,
+    client: Client,
+    checkpoint: Path,
+    tmp_path: Path,
+) -> None:
+    """A traceback of a network library tells nobody whether to wait, to log in or to mend a name."""
+    hub.add("me/there", contents(checkpoint))
+    hub.faults.append(Fault("/api/", status, headers))
+    words: list[str | Path] = ["push", checkpoint, "me/new"] if verb == "push" else ["pull", "me/there"]
+    with pytest.raises(RuntimeError, match=message) as told:
+        client.hub(*words, home=tmp_path)
+    assert "HubError: " in str(told.value) and "me/" in str(told.value)
+
+
+@pytest.mark.parametrize("name", ["no such place", "../up/x", "a/b/c", "x/y@"])
+def test_what_is_no_name_is_said(name: str, client: Client) -> None:
+    """A misspelt folder must not be looked for on the Hub."""
+    with pytest.raises(RuntimeError, match="there is no file or folder"):
+        client.hub("pull", name)
+
+
+def test_a_listing_that_leads_outside_is_refused(hub: Hub, client: Client, checkpoint: Path, tmp_path: Path) -> None:
+    """A repository must not write to its reader's home."""
+    hub.add("me/outside", {**contents(checkpoint), "../../../../../escaped.json": b"{}"})
+    with pytest.raises(RuntimeError, match="lists a file outside its own folder and is refused"):
+        client.hub("pull", "me/outside", home=tmp_path / "a" / "b")
+    assert not list(tmp_path.rglob("escaped.json"))
+
+
+def test_a_beir_set_comes_from_the_hub(hub: Hub, client: Client) -> None:
+    """--data.name is the one line in which a stranger evaluates on a public collection."""
+    corpus = [{"_id": f"i{i}", "title": "", "text": text} for i, text in enumerate(DOCUMENTS)]
+    lines = lambda rows: "".join(json.dumps(row) + "\n" for row in rows).encode()  # noqa: E731
+    head = "---\nconfigs:\n" + "".join(
+        f"- config_name: {name}\n  data_files:\n  - split: {name}\n    path: {name}.jsonl\n"
+        for name in ("corpus", "queries")
+    )
+    hub.add(
+        "datasets/BeIR/fiqa",
+        {
+            "README.md": f"{head}---\n".encode(),
+            "corpus.jsonl": lines(corpus),
+            "queries.jsonl": lines([{"_id": "q", "title": "", "text": QUERY}]),
+        },
+    )
+    qrels = b"query-id\tcorpus-id\tscore\nq\ti1\t1\n"
+    hub.add("datasets/BeIR/fiqa-qrels", {"test.tsv": qrels, "README.md": b"---\nlicense: mit\n---\n"})
+    code = """
+from datamodules.tasks import BEIR
+(found,) = BEIR(name="fiqa").collections("test")
+value = [found.name, len(found.items), found.judgements]
+"""
+    name, items, judgements = client.run(code)
+    assert (name, items, judgements) == ("fiqa", 3, [{"1": 1}])
+    with pytest.raises(RuntimeError, match=r"BeIR/nosuch: cannot load split 'corpus' of 'corpus' from the Hub: .*"):
+        client.run(code.replace("fiqa", "nosuch"))

@@ -1,0 +1,201 @@
+"""Files made to harm: refused with a message, nothing runs, and memory stays bounded. Pickles: test_unpickle.py."""
+
+from __future__ import annotations
+
+import io
+import json
+import resource
+import struct
+import tarfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from models.backbone import BackboneConfig
+from models.cross_encoder import CrossEncoder
+from models.dual_encoder import DualEncoder
+from models.similarity import LearnedSimilarity
+from models.tiny import tiny_backbone
+from models.tokens import TokenConfig
+
+EXTRA_MEMORY = 200_000  # KB
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    model = CrossEncoder(BackboneConfig(str(tiny_backbone())), TokenConfig(24, 24), scoring="cls")
+    model.save_pretrained(tmp_path / "c")
+    (tmp_path / "c" / "manifest.json").unlink()  # an attacker writes the one that fits
+    return tmp_path / "c"
+
+
+def _short_file_long_claim(size: int) -> bytes:
+    header = json.dumps(
+        {"head.1.weight": {"dtype": "F32", "shape": [1, size // 4], "data_offsets": [0, size]}}
+    ).encode()
+    return struct.pack("<Q", len(header)) + header + b"\0" * 900
+
+
+def _header_beyond_the_file(size: int) -> bytes:
+    return struct.pack("<Q", size) + b"{}" + b"\0" * 900
+
+
+def _overlapping(size: int) -> bytes:
+    entry = {"dtype": "F32", "shape": [16], "data_offsets": [0, 64]}
+    header = json.dumps({"a": entry, "b": entry}).encode()
+    return struct.pack("<Q", len(header)) + header + b"\0" * 64
+
+
+@pytest.mark.parametrize("place", ["checkpoint", "backbone", "start"])
+@pytest.mark.parametrize("make", [_short_file_long_claim, _header_beyond_the_file, _overlapping])
+def test_a_safetensors_header_that_lies_is_refused(
+    make: Callable[[int], bytes], place: str, checkpoint: Path, tmp_path: Path
+) -> None:
+    """10 GB claimed in 1 KB must not take 10 GB, and must not read what lies behind the file."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    if place == "backbone":
+        for file in tiny_backbone().iterdir():
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+        (tmp_path / "model.safetensors").write_bytes(make(10_000_000_000))
+        with pytest.raises(ValueError, match=r"model\.safetensors is not a whole safetensors file"):
+            CrossEncoder(BackboneConfig(str(tmp_path)), TokenConfig(24, 24))
+    else:
+        (checkpoint / "model.safetensors").write_bytes(make(10_000_000_000))
+        started = BackboneConfig(str(tiny_backbone()), start=str(checkpoint))
+        loads = {
+            "start": lambda: DualEncoder(started, TokenConfig(24, 24)),
+            "checkpoint": lambda: LearnedSimilarity.from_pretrained(checkpoint),
+        }
+        with pytest.raises(ValueError, match=r"model\.safetensors is not a whole safetensors file"):
+            loads[place]()
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < EXTRA_MEMORY
+
+
+@pytest.mark.parametrize(
+    "class_path",
+    ["os.system", "subprocess.Popen", "models.similarity.LearnedSimilarity", "models.checkpoint.load", "evil.Model",
+     "models.cross_encoder.nn.Linear", "models.../evil.Model", "CrossEncoder", "train.Release", 7, None],
+)  # fmt: skip
+def test_a_config_with_an_unknown_class_is_refused(class_path: Any, checkpoint: Path, tmp_path: Path) -> None:
+    """A class path in a downloaded file is an import that a stranger chooses."""
+    _patch(checkpoint / "config.json", **{"class": class_path})
+    with pytest.raises(ValueError, match=r"is not a similarity of this project's models, and is not loaded"):
+        LearnedSimilarity.from_pretrained(checkpoint)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"class_path": "os.system", "init_args": {"command": "touch ran"}}, {"backbone": {"class_path": "os.system"}},
+     {"backbone": "os.system"}, {"loss": {"class_path": "os.system"}}, {"tokens_per_batch": "!!python/name:os.system"}],
+)  # fmt: skip
+def test_arguments_that_name_code_are_refused(
+    arguments: dict[str, Any], checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The parser that reads a config can import classes; from a checkpoint it must not."""
+    monkeypatch.chdir(tmp_path)
+    _patch(checkpoint / "config.json", arguments=arguments)
+    with pytest.raises((ValueError, FileNotFoundError)):
+        LearnedSimilarity.from_pretrained(checkpoint)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_remote_code_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers can fetch and run a repository's own Python files: for a model and for a tokenizer."""
+    monkeypatch.setenv("SIMZOO_RAN", str(tmp_path / "ran"))
+    for file in tiny_backbone().iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    code = "import os\nopen(os.environ['SIMZOO_RAN'], 'w')\nclass Evil: pass\n"
+    (tmp_path / "evil.py").write_text(code)
+    _patch(
+        tmp_path / "tokenizer_config.json",
+        tokenizer_class="Evil",
+        auto_map={"AutoTokenizer": ["evil.Evil", "evil.Evil"]},
+    )
+    (tmp_path / "tokenizer.json").unlink()
+    with pytest.raises(ValueError, match=r"backbone .* its tokenizer"):
+        CrossEncoder(BackboneConfig(str(tmp_path)), TokenConfig(24, 24))
+    (tmp_path / "tokenizer.json").write_bytes((tiny_backbone() / "tokenizer.json").read_bytes())
+    (tmp_path / "tokenizer_config.json").write_bytes((tiny_backbone() / "tokenizer_config.json").read_bytes())
+    _patch(tmp_path / "config.json", model_type="evil", auto_map={"AutoConfig": "evil.Evil", "AutoModel": "evil.Evil"})
+    with pytest.raises(ValueError, match=r"backbone .* its configuration"):
+        CrossEncoder(BackboneConfig(str(tmp_path)), TokenConfig(24, 24))
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("name", ["../../x", "/tmp/x", "a/../../x", "..\\x"])
+@pytest.mark.parametrize("suffix", [".zip", ".tar.gz"])
+def test_an_archive_that_leads_outside_is_refused(
+    name: str, suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unpacking must not write to the reader's home."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HOME", str(tmp_path / "home"))
+    archive = _archive(tmp_path / f"a{suffix}", {"config.json": b"{}", name: b"evil"})
+    with pytest.raises(ValueError, match="leads outside of the folder; the archive is refused"):
+        LearnedSimilarity.from_pretrained(archive)
+    assert not list(tmp_path.rglob("x")) and not (tmp_path / "home" / "simzoo" / "config.json").exists()
+
+
+def test_an_archive_with_a_link_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A link that points outside makes a later name inside lead outside."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HOME", str(tmp_path / "home"))
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        link = tarfile.TarInfo("config.json")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        archive.addfile(link)
+    with pytest.raises(ValueError, match="is a link or a device"):
+        LearnedSimilarity.from_pretrained(tmp_path / "a.tar")
+
+
+def test_an_archive_that_fills_the_disk_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """100 MB of zeros pack to 100 KB: a small download must not become a full disk."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HOME", str(tmp_path / "home"))
+    with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED) as archive, archive.open("w", "w") as record:
+        for _ in range(100):
+            record.write(bytes(1_000_000))
+    with pytest.raises(ValueError, match=r"claims 1 files and 100,000,000 bytes"):
+        LearnedSimilarity.from_pretrained(tmp_path / "a.zip")
+
+
+@pytest.mark.parametrize("suffix", [".zip", ".tar.gz", ".tar"])
+def test_an_archive_is_a_checkpoint_too(
+    suffix: str, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Refusing is easy: what is in order must load, from the archive and from a file of the folder."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HOME", str(tmp_path / "home"))
+    files = {f"inside/{path.name}": path.read_bytes() for path in checkpoint.iterdir()}
+    archive = _archive(tmp_path / f"a{suffix}", files)
+    expected = LearnedSimilarity.from_pretrained(checkpoint).rank("a", ["b", "c"])
+    assert LearnedSimilarity.from_pretrained(archive).rank("a", ["b", "c"]) == expected
+    assert LearnedSimilarity.from_pretrained(checkpoint / "model.safetensors").rank("a", ["b", "c"]) == expected
+    archive.write_bytes(archive.read_bytes()[: archive.stat().st_size // 2])
+    with pytest.raises(ValueError, match="cannot be unpacked"):
+        LearnedSimilarity.from_pretrained(archive)
+
+
+def test_a_manifest_that_leads_outside_is_refused(checkpoint: Path) -> None:
+    """Checking a file must not read, and report the hash of, a file of the reader's."""
+    entry = {"size": 1, "sha256": "0" * 64}
+    (checkpoint / "manifest.json").write_text(json.dumps({"files": {"../../secret": entry}}))
+    with pytest.raises(ValueError, match="lies outside the folder; the checkpoint is refused"):
+        LearnedSimilarity.from_pretrained(checkpoint)
+
+
+def _patch(path: Path, **changes: Any) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def _archive(path: Path, files: dict[str, bytes]) -> Path:
+    if path.suffix == ".zip":
+        with zipfile.ZipFile(path, "w") as zipped:
+            for name, content in files.items():
+                zipped.writestr(name, content)
+        return path
+    with tarfile.open(path, "w:gz" if path.suffix == ".gz" else "w") as tarred:
+        for name, content in files.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            tarred.addfile(entry, io.BytesIO(content))
+    return path
