@@ -51,8 +51,8 @@ def parse_name(name: str) -> tuple[str, str | None]:
     matched = re.fullmatch(r"([\w][\w.-]*(?:/[\w][\w.-]*)?)(?:@([\w][\w./-]*))?", name)
     if matched is None:
         raise HubError(
-            f"there is no file or folder {name!r}, and it is no name on the Hub; expected a path that exists, "
-            "org/name or org/name@revision"
+            f"there is no {name!r}: it is neither a folder nor a file here, and no name on the Hub; expected a path "
+            "that exists, org/name, or org/name@revision"
         )
     return matched[1], matched[2]
 
@@ -276,7 +276,7 @@ def advice(error: BaseException) -> str:
             f"the connection to {constants.ENDPOINT} cannot be made or broke off; check it, a proxy, and HF_ENDPOINT "
             "if it is set, and try again: it goes on where it was"
         )
-    if "Invalid pointer path" in str(error):
+    if any(text in str(error) for text in ("Invalid pointer path", "Invalid filename")):
         return f"the repository lists a file outside its own folder and is refused ({str(error).splitlines()[0]})"
     if "HFValidationError" in names:
         return f"that is no name on the Hub ({error}); expected org/name or org/name@revision"

@@ -80,7 +80,7 @@ def load_encoder(
     prefix = next((name.removesuffix(f".{first}") for name in tensors if name.endswith(f".{first}")), "")
     state = {f"{PAIR}.{name.removeprefix(f'{prefix}.' if prefix else '')}": value for name, value in tensors.items()}
     model = CrossEncoder(BackboneConfig(backbone or str(checkpoint)), tokens or TokenConfig(), scoring="emb")
-    fill({PAIR: model.encoder.model}, _read(state), file)
+    fill({f"{PAIR}.": model.encoder.model}, _read(state), file)
     model.weights_sha256 = file_sha256(file)
     return model.eval()
 
@@ -89,9 +89,9 @@ def _pair(state: dict[str, Tensor], file: Path, backbone: str) -> CrossEncoder:
     scoring: Any = "cls" if HEAD in _prefixes(state) else "emb"
     tokens = TokenConfig(query_length=SIDE_TOKENS, item_length=SIDE_TOKENS - 1)
     model = CrossEncoder(BackboneConfig(backbone), tokens, scoring=scoring, layout="fixed")
-    places = {PAIR: model.encoder.model}
+    places = {f"{PAIR}.": model.encoder.model}
     if model.head is not None:
-        places[HEAD] = model.head[-1]
+        places[f"{HEAD}."] = model.head[-1]
     fill(places, _read(state), file)
     return model
 
@@ -100,7 +100,7 @@ def _dual_encoder(state: dict[str, Tensor], file: Path, backbone: str) -> DualEn
     tokens = TokenConfig(query_length=SIDE_TOKENS, item_length=SIDE_TOKENS)
     model = DualEncoder(BackboneConfig(backbone), tokens, shared=False, pooling="cls", normalize=False)
     encoders: tuple[Encoder, Encoder] = (model.query_encoder, model.item_encoder)
-    fill({prefix: encoder.model for prefix, encoder in zip(TOWERS, encoders, strict=True)}, _read(state), file)
+    fill({f"{prefix}.": encoder.model for prefix, encoder in zip(TOWERS, encoders, strict=True)}, _read(state), file)
     return model
 
 

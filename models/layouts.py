@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from models import anncur_released, hypencoder_released, sentence_transformer
+from models import anncur_released, hypencoder_released, lightning_ir, sentence_transformer
 from models.similarity import LearnedSimilarity
 
 
@@ -32,6 +32,7 @@ LAYOUTS: tuple[Layout, ...] = (
         sentence_transformer.is_cross_encoder,
         sentence_transformer.load_cross_encoder,
     ),
+    Layout("lightning-ir", lightning_ir.is_model, lambda place, name: lightning_ir.load(place)),
     Layout("Hypencoder", hypencoder_released.is_released, lambda place, name: hypencoder_released.load_released(place)),
     Layout("ANNCUR", anncur_released.is_released, lambda place, name: anncur_released.load_released(place)),
 )

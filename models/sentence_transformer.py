@@ -137,7 +137,7 @@ def load_cross_encoder(place: Path, name: str) -> CrossEncoder:
         _only(folder, dense, out_features=1, bias=True, activation_function="torch.nn.modules.linear.Identity")
         model = CrossEncoder(BackboneConfig(name), tokens, scoring="cls")
         assert model.head is not None
-        fill({"linear": model.head[-1]}, read_weights(where / "model.safetensors"), where)
+        fill({"linear.": model.head[-1]}, read_weights(where / "model.safetensors"), where)
     elif folder.kinds in ([], ["Transformer"]) and head in PAIR_HEADS:
         model = CrossEncoder(BackboneConfig(name), tokens, scoring="pooled")
         assert model.head is not None
@@ -145,7 +145,7 @@ def load_cross_encoder(place: Path, name: str) -> CrossEncoder:
         own = {key: value for key, value in tensors.items() if key.startswith(("bert.pooler.", "classifier."))}
         if own["classifier.weight"].shape[0] != 1:
             raise ValueError(f"{name}: has {own['classifier.weight'].shape[0]} labels, expected one score")
-        fill({"bert.pooler.dense": model.head[0], "classifier": model.head[-1]}, own, place / "model.safetensors")
+        fill({"bert.pooler.dense.": model.head[0], "classifier.": model.head[-1]}, own, place / "model.safetensors")
     else:
         raise folder.refuse(f"Transformer, cls Pooling and Dense, or one of {', '.join(PAIR_HEADS)} (got {head!r})")
     model.weights_sha256 = file_sha256(place / "model.safetensors")
@@ -204,7 +204,7 @@ def _late_interaction(folder: Folder) -> SumOfMax:
     normalize = pylate or "Normalize" in folder.kinds
     model = SumOfMax(BackboneConfig(folder.name), tokens, width=dense["out_features"], normalize=normalize)
     assert model.projection is not None
-    fill({"linear": model.projection}, read_weights(where / "model.safetensors"), where)
+    fill({"linear.": model.projection}, read_weights(where / "model.safetensors"), where)
     model.weights_sha256 = file_sha256(folder.path / "model.safetensors")
     return model
 

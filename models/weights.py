@@ -57,7 +57,7 @@ def fill(places: Mapping[str, nn.Module], tensors: Mapping[str, Tensor], path: P
     """Copies tensors into modules; none may be missing or left over.
 
     Args:
-        places: modules by the prefix that their parameters' names have in the file.
+        places: modules by the prefix, with its dot, that their parameters' names have in the file.
         tensors: of the file.
         path: of the file, for messages.
 
@@ -65,7 +65,7 @@ def fill(places: Mapping[str, nn.Module], tensors: Mapping[str, Tensor], path: P
         ValueError: names or shapes differ.
     """
     wanted = {
-        f"{prefix}.{name}": value for prefix, module in places.items() for name, value in module.named_parameters()
+        f"{prefix}{name}": value for prefix, module in places.items() for name, value in module.named_parameters()
     }
     missing, unknown = sorted(wanted.keys() - tensors.keys()), sorted(tensors.keys() - wanted.keys())
     if missing or unknown:

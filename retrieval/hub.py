@@ -61,7 +61,7 @@ def pull(name: str, to: Path | None = None) -> Path:
     Returns:
         Where it is.
     """
-    place = local_path(name) if Path(name).expanduser().exists() else fetch(name, everything=True)
+    place = _whole(name)
     if place.is_dir() and (wrong := problems(place)):
         raise DataError(f"{'; '.join(wrong)}; fetch it again", place)
     if to is not None:
@@ -111,9 +111,9 @@ def verify(checkpoint: str, write: bool = False) -> Path:
         checkpoint: a folder, or a name on the Hub.
         write: write manifest.json anew first, after a change that was meant.
     """
-    place = local_path(checkpoint) if not write else Path(checkpoint)
     if write:
-        write_manifest(place)
+        write_manifest(Path(checkpoint))
+    place = _whole(checkpoint)
     wrong = problems(place) if (place / MANIFEST).is_file() else [f"{MANIFEST} is missing"]
     card = place / "README.md"
     text = card.read_text(encoding="utf-8") if card.is_file() else ""
@@ -150,6 +150,11 @@ LAYOUTS: dict[str, Callable[[LearnedSimilarity, Path], None]] = {
     "sentence-transformers": LearnedSimilarity.save_sentence_transformer,
     "onnx": LearnedSimilarity.save_onnx,
 }
+
+
+def _whole(name: str) -> Path:
+    """Where a checkpoint is, with all its files."""
+    return local_path(name) if Path(name).expanduser().exists() else fetch(name, everything=True)
 
 
 def _on_this_machine() -> list[Found]:

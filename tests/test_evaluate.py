@@ -193,9 +193,8 @@ def test_damaged_checkpoints_are_refused(world: Path, tmp_path: Path) -> None:
 def test_card_is_made_from_runs(world: Path) -> None:
     """A card whose figures are of other weights lies about the model."""
     run(world, "for-card")
-    evaluate.main(
-        ["card", "--checkpoint", str(world / "ce"), "--runs", f"[{world / 'for-card'}]", "--note", "Random weights."]
-    )
+    about = ["--about.data", "None.", "--about.recipe", "Random weights.", "--about.limits", "All."]
+    evaluate.main(["card", "--checkpoint", str(world / "ce"), "--runs", f"[{world / 'for-card'}]", *about])
     text = (world / "ce" / "README.md").read_text()
     assert "model-index" in text and "Random weights." in text and "| Exact | 24 |" in text
     kept = json.loads((world / "ce" / "metrics.json").read_text())
@@ -203,4 +202,4 @@ def test_card_is_made_from_runs(world: Path) -> None:
         json.loads((world / "for-card" / "metrics.json").read_text())["metrics"]["nDCG@10"]["mean"]
     )
     with pytest.raises(DataError, match="other weights"):
-        evaluate.main(["card", "--checkpoint", str(world / "de"), "--runs", f"[{world / 'for-card'}]", "--note", "x"])
+        evaluate.main(["card", "--checkpoint", str(world / "de"), "--runs", f"[{world / 'for-card'}]", *about])

@@ -22,6 +22,7 @@ from models.tiny import tiny_backbone
 from models.tokens import TokenConfig
 from retrieval.card import About
 from tests.loopback_hub import TOKEN, Fault, Hub, Repo, running
+from tests.test_hypencoder_released import released
 
 ROOT = Path(__file__).resolve().parents[1]
 QUERY, DOCUMENTS = "the boat", ["a bank by the river", "boats", "z"]
@@ -87,8 +88,6 @@ def environment(hub: Hub, home: Path, **more: str) -> dict[str, str]:
         "HF_HUB_DISABLE_XET": "1",
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
         "HF_HUB_DISABLE_TELEMETRY": "1",
-        "HF_HUB_DOWNLOAD_TIMEOUT": "1",
-        "HF_HUB_ETAG_TIMEOUT": "1",
         "PYTHONPATH": str(ROOT),
     }
     return {**kept, **settings, **more}
@@ -193,6 +192,16 @@ value = LearnedSimilarity.from_pretrained("me/circle@v1").rank({QUERY!r}, {DOCUM
     own = CrossEncoder.from_pretrained(checkpoint).rank(QUERY, DOCUMENTS)
     assert [row for row, _ in found] == [row for row, _ in own]
     assert [score for _, score in found] == pytest.approx([score for _, score in own], rel=1e-5)
+    start = client.run(f"""
+import torch
+from models.backbone import BackboneConfig
+from models.cross_encoder import CrossEncoder
+from models.tokens import TokenConfig
+started = CrossEncoder(BackboneConfig({str(tiny_backbone())!r}, start="me/circle@v1"), TokenConfig(24, 24))
+value = started.encoder.model.embeddings.word_embeddings.weight[5].tolist()
+""")
+    known = CrossEncoder.from_pretrained(checkpoint).encoder.model.embeddings.word_embeddings.weight[5]
+    assert start == known.tolist(), "training does not start from the weights of the name"
     with pytest.raises(RuntimeError, match="there is no such revision"):
         client.run(code.replace("v1", "v2"))
     client.hub("verify", "me/circle@v1")
@@ -223,7 +232,7 @@ def test_an_upload_that_is_cut_leaves_nothing_and_can_be_repeated(
     hub.faults.append(Fault("/lfs/", method="PUT", after=200, times=1))
     words = [sys.executable, "-m", "retrieval.hub", "push", str(checkpoint), "me/cut"]
     process = subprocess.Popen(words, cwd=ROOT, env=client.env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    assert hub.uploaded.wait(120), "the upload never began"
+    assert hub.uploaded.wait(300), "the upload never began"
     process.send_signal(signal.SIGKILL)
     process.wait()
     repo: Repo = hub.repos["me/cut"]
@@ -294,6 +303,7 @@ def test_a_hub_in_trouble_says_what_to_do(
     hub.add("me/there", contents(checkpoint))
     hub.faults.append(Fault("/api/", status, headers))
     words: list[str | Path] = ["push", checkpoint, "me/new"] if verb == "push" else ["pull", "me/there"]
+    client.run(f"import huggingface_hub.constants as c; c.HF_HUB_DOWNLOAD_TIMEOUT = {0.5 if status == 0 else 10}")
     with pytest.raises(RuntimeError, match=message) as told:
         client.hub(*words, home=tmp_path)
     assert "HubError: " in str(told.value) and "me/" in str(told.value)
@@ -302,7 +312,7 @@ def test_a_hub_in_trouble_says_what_to_do(
 @pytest.mark.parametrize("name", ["no such place", "../up/x", "a/b/c", "x/y@"])
 def test_what_is_no_name_is_said(name: str, client: Client) -> None:
     """A misspelt folder must not be looked for on the Hub."""
-    with pytest.raises(RuntimeError, match="there is no file or folder"):
+    with pytest.raises(RuntimeError, match="it is neither a folder nor a file here, and no name on the Hub"):
         client.hub("pull", name)
 
 
@@ -314,7 +324,7 @@ def test_a_listing_that_leads_outside_is_refused(hub: Hub, client: Client, check
     assert not list(tmp_path.rglob("escaped.json"))
 
 
-def test_a_beir_set_comes_from_the_hub(hub: Hub, client: Client) -> None:
+def test_a_beir_set_comes_from_the_hub(hub: Hub, client: Client, tmp_path: Path) -> None:
     """--data.name is the one line in which a stranger evaluates on a public collection."""
     corpus = [{"_id": f"i{i}", "title": "", "text": text} for i, text in enumerate(DOCUMENTS)]
     lines = lambda rows: "".join(json.dumps(row) + "\n" for row in rows).encode()  # noqa: E731
@@ -337,6 +347,12 @@ from datamodules.tasks import BEIR
 (found,) = BEIR(name="fiqa").collections("test")
 value = [found.name, len(found.items), found.judgements]
 """
+    made = tmp_path / "hypencoder"
+    released(made)
+    hub.add("jfkback/hypencoder.2_layer", contents(made))
+    line = ["run", "--checkpoint", "jfkback/hypencoder.2_layer", "--data", "BEIR", "--data.name", "fiqa"]
+    client.run(f"import evaluate; evaluate.main({[*line, '--output', str(tmp_path / 'out')]!r})")
+    assert json.loads((tmp_path / "out" / "metrics.json").read_text())["data"]["name"] == "fiqa"
     name, items, judgements = client.run(code)
     assert (name, items, judgements) == ("fiqa", 3, [{"1": 1}])
     with pytest.raises(RuntimeError, match=r"BeIR/nosuch: cannot load split 'corpus' of 'corpus' from the Hub: .*"):

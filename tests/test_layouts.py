@@ -20,7 +20,7 @@ from torch import Tensor
 from transformers import AutoModel, AutoTokenizer, BertConfig, BertForSequenceClassification, BertModel
 
 from datamodules.records import Item, Query
-from models import anncur_released
+from models import anncur_released, lightning_ir
 from models.backbone import BackboneConfig, LoRA
 from models.cross_encoder import CrossEncoder
 from models.dual_encoder import DualEncoder
@@ -324,6 +324,76 @@ def test_pylate_layout(tmp_path: Path) -> None:
     assert isinstance(model, SumOfMax) and model.text.config.query_length == 32 and model.normalize
     ids = model.collate_queries([Query("q", "a boat")])["ids"].values.tolist()
     assert model.text.tokenizer.convert_ids_to_tokens(ids) == ["[CLS]", "[unused0]", "a", "boat", "[SEP]"]
+
+
+# -- lightning-ir -----------------------------------------------------------------------------------------------------
+
+
+def lightning_ir_folder(folder: Path, extra: dict[str, Tensor], **settings: Any) -> dict[str, Tensor]:
+    """config.json and weights as lightning-ir saves them: the backbone's settings and its own in one."""
+    own = {**json.loads((tiny_backbone() / "config.json").read_text()), "backbone_model_type": "bert", **settings}
+    (folder / "config.json").write_text(json.dumps(own))
+    torch.manual_seed(8)
+    state = AutoModel.from_pretrained(tiny_backbone()).state_dict()
+    tensors = {f"bert.{name}": value + 0.05 * torch.randn_like(value) for name, value in state.items()} | extra
+    torch.save(tensors, folder / "pytorch_model.bin")
+    return tensors
+
+
+def states(tensors: dict[str, Tensor], left: str, right: str | None = None) -> Tensor:
+    """Last hidden states (L, h) of [CLS] left [SEP] or [CLS] left [SEP] right [SEP]."""
+    model = AutoModel.from_pretrained(tiny_backbone()).eval()
+    model.load_state_dict({n.removeprefix("bert."): v for n, v in tensors.items() if n.startswith("bert.")})
+    ids = [2, *side(tiny_backbone(), left), 3]
+    vocabulary = AutoTokenizer.from_pretrained(tiny_backbone()).get_vocab()
+    ids[0], ids[-1] = vocabulary["[CLS]"], vocabulary["[SEP]"]
+    second = [] if right is None else [*side(tiny_backbone(), right), vocabulary["[SEP]"]]
+    types = torch.tensor([[0] * len(ids) + [1] * len(second)])
+    with torch.inference_mode():
+        found: Tensor = model(input_ids=torch.tensor([[*ids, *second]]), token_type_ids=types).last_hidden_state[0]
+    return found
+
+
+def test_lightning_ir_models(tmp_path: Path) -> None:
+    """The same encoder under three heads: a head that is passed over, or read for another, still gives numbers."""
+    plain = [Query("q", text) for text in TEXTS[:2]], [Item("i", text) for text in TEXTS]
+    head = {"linear.weight": torch.randn(1, 16)}
+    lengths = {"query_length": 24, "doc_length": 24}
+    tensors = lightning_ir_folder(tmp_path, head, model_type="mono", scoring_strategy="rank", **lengths)
+    mono = lightning_ir.load(tmp_path, str(tiny_backbone()))
+    expected = [[float(states(tensors, q, i)[0] @ head["linear.weight"][0]) for i in TEXTS] for q in TEXTS[:2]]
+    torch.testing.assert_close(scores(mono, *plain), torch.tensor(expected), **CLOSE)
+
+    tensors = lightning_ir_folder(
+        tmp_path,
+        {},
+        model_type="lir-dpr",
+        projection=None,
+        similarity_function="dot",
+        pooling_strategy="mean",
+        **lengths,
+    )
+    dpr = lightning_ir.load(tmp_path, str(tiny_backbone()))
+    vectors = [states(tensors, text).mean(dim=0) for text in TEXTS]
+    torch.testing.assert_close(scores(dpr, *plain), torch.stack(vectors[:2]) @ torch.stack(vectors).T, **CLOSE)
+
+    head = {"projection.weight": torch.randn(8, 16)}
+    settings = {
+        "model_type": "lir-col",
+        "projection": "linear_no_bias",
+        "embedding_dim": 8,
+        "normalize": True,
+        **lengths,
+    }
+    tensors = lightning_ir_folder(tmp_path, head, **settings)
+    col = lightning_ir.load(tmp_path, str(tiny_backbone()))
+    several = [torch.nn.functional.normalize(states(tensors, t) @ head["projection.weight"].T, dim=1) for t in TEXTS]
+    expected = [[float((q @ i.T).amax(dim=1).sum()) for i in several] for q in several[:2]]
+    torch.testing.assert_close(scores(col, *plain), torch.tensor(expected), **CLOSE)
+
+    lightning_ir_folder(tmp_path, {}, model_type="lir-dpr", projection="linear", **lengths)
+    with pytest.raises(ValueError, match="projection is 'linear', expected None: our scores would differ"):
+        LearnedSimilarity.from_pretrained(tmp_path)
 
 
 def _patch(path: Path, **changes: Any) -> None:
