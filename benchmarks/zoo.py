@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -118,9 +119,15 @@ def measure(job: Job) -> None:
                 raise
             sys.argv = ["evaluate.py", *command[:-2]]
             evaluate.main([*command[:-2], "--output", str(output)])
-        run = read_run(output)
+        keep(job, output)
+
+
+def keep(job: Job, output: Path) -> None:
+    """Takes an output folder of evaluate.py run for a job's figures."""
+    run = read_run(output)
     described = {key: value for key, value in run.described.items() if key not in DROPPED}
     described["cost"] = {"calls": described["cost"]["calls"]}
+    described["command"] = re.sub(r" --output \S+", "", described["command"])  # the page adds its own
     if "SIMZOO_DATA" in os.environ:
         described["command"] = described["command"].replace(os.environ["SIMZOO_DATA"], "$SIMZOO_DATA")
     names = [name for name in KEPT if name in run.columns]

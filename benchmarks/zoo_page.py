@@ -83,10 +83,12 @@ def marks(rows: list[Row], metric: str) -> dict[str, str]:
     known = {row["system"]: np.array(row["per_query"][metric]) for row in rows if metric in row["per_query"]}
     if not known:
         return {}
-    best = max(known, key=lambda name: known[name].mean())
-    others = [name for name in known if name != best]
-    p = holm([paired_randomization(known[best], known[name], samples=10_000) for name in others])
-    return {best: "best"} | {name: "below" if value < LEVEL else "" for name, value in zip(others, p, strict=True)}
+    top = max(known, key=lambda name: known[name].mean())
+    best = [name for name in known if known[name].mean() == known[top].mean()]
+    others = [name for name in known if name not in best]
+    p = holm([paired_randomization(known[top], known[name], samples=10_000) for name in others])
+    below = {name: "below" if value < LEVEL else "" for name, value in zip(others, p, strict=True)}
+    return dict.fromkeys(best, "best") | below
 
 
 def _names(rows: list[Row], key: str) -> list[str]:
@@ -141,7 +143,7 @@ def html_page(rows: list[Row]) -> str:
             if name in row["metrics"]:
                 value = row["metrics"][name]
                 metrics[name] = {
-                    **{key: round(value[key], 4) for key in ("mean", "low", "high")},
+                    **{key: round(value[key], 6) for key in ("mean", "low", "high")},
                     "mark": marks(own, name).get(row["system"], ""),
                 }
         table.append(
