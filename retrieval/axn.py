@@ -113,12 +113,12 @@ class AXN(Searcher):
         items = found[:, : sizes[0]]
         scores = np.empty((len(query_rows), 0), dtype=np.float32)
         few = [slice(start, start + SOLVED) for start in range(0, max(len(query_rows), 1), SOLVED)]
-        squares = [GrowingLeastSquares(len(query_rows[part]), vectors.shape[1]) for part in few]
+        squares = [GrowingLeastSquares(len(query_rows[part]), vectors.shape[1], self.budget) for part in few]
         for number, size in enumerate(sizes):
             if number:
                 with watch.step("query vectors"):
                     fresh = sizes[number - 1]
-                    equations = torch.from_numpy(vectors[items[:, -fresh:]]).double()
+                    equations = torch.from_numpy(vectors[items[:, -fresh:]])
                     targets = torch.from_numpy(self.normalization(scores[:, -fresh:]))
                     for system, part in zip(squares, few, strict=True):
                         system.add(equations[part], targets[part])

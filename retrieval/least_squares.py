@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
@@ -10,7 +12,6 @@ PROBES = 8  # random vectors that estimate the trace of an inverse
 SAFETY = 100.0
 KEYS = 2  # inner products by which equal vectors are found
 EQUAL = 1e-12
-PANEL = 96  # columns of a Gram matrix at once
 
 
 class GrowingLeastSquares:
@@ -24,39 +25,71 @@ class GrowingLeastSquares:
     Args:
         batch: B.
         width: d.
+        capacity: the most equations that will be added.
     """
 
-    def __init__(self, batch: int, width: int) -> None:
+    def __init__(self, batch: int, width: int, capacity: int) -> None:
         self.width = width
-        # Blocks, one for each call of `add`: joining them would copy everything again in each round.
-        self._blocks: list[Tensor] = []  # of vectors; 0 where an earlier item has the same vector
+        self._size = 0  # |A|
+        self._all_vectors = torch.empty(batch, capacity, width, dtype=torch.float64)
+        self._all_scores = torch.empty(batch, capacity, dtype=torch.float64)
+        self._copies = torch.empty(batch, 0, dtype=torch.bool)  # whether an earlier item has the same vector
         self._sums = torch.empty(batch, 0, dtype=torch.float64)  # of the scores of all items with this vector
-        self._weights = torch.empty(batch, 0, dtype=torch.float64)  # number of items with this vector
+        self._counts = torch.empty(batch, 0, dtype=torch.float64)  # of these items, at the first of them
         self._keys = torch.empty(batch, KEYS, 0, dtype=torch.float64)
         self._factor = torch.empty(batch, 0, 0, dtype=torch.float64)
-        self._gram = torch.empty(batch, 0, 0, dtype=torch.float64)  # what lies above the diagonal is never read
+        self._gram = torch.empty(batch, 0, 0, dtype=torch.float64)
         self._trace = torch.zeros(batch, dtype=torch.float64)
         self._singular = torch.zeros(batch, dtype=torch.bool)
 
+    @property
+    def _vectors(self) -> Tensor:
+        """V_A (B, |A|, d)."""
+        return self._all_vectors[:, : self._size]
+
+    @property
+    def _scores(self) -> Tensor:
+        """a (B, |A|)."""
+        return self._all_scores[:, : self._size]
+
     def add(self, vectors: Tensor, scores: Tensor) -> None:
-        """Adds n equations: vectors (B, n, d) float64 and scores (B, n) float64."""
-        before, size = self._sums.shape[1], self._sums.shape[1] + scores.shape[1]
-        first = self._first_equal(vectors)
-        copies = first != torch.arange(before, size)
-        distinct = vectors.masked_fill(copies[..., None], 0.0) if copies.any() else vectors
-        none = torch.zeros_like(scores)
-        self._sums = torch.cat([self._sums, none], dim=1).scatter_add_(1, first, scores)
-        self._weights = torch.cat([self._weights, none], dim=1).scatter_add_(1, first, torch.ones_like(scores))
-        if size <= self.width:
-            self._grow_factor(distinct, copies, before)
-        self._blocks.append(distinct)
-        if before > self.width:
-            self._grow_gram(vectors, vectors, keep=1.0)
-        elif size > self.width:
-            parts = self._weights[..., None].split_with_sizes(self._sizes(), dim=1)
-            self._gram = vectors.new_empty(len(vectors), self.width, self.width)
-            for number, (block, weights) in enumerate(zip(self._blocks, parts, strict=True)):
-                self._grow_gram(block, block * weights, keep=float(number > 0))
+        """Adds n equations: vectors (B, n, d) and scores (B, n)."""
+        before, self._size = self._size, self._size + scores.shape[1]
+        fresh = self._vectors[:, before:].copy_(vectors)
+        self._scores[:, before:].copy_(scores)
+        if self._size <= self.width:
+            self._grow_factor(fresh, before)
+        elif before <= self.width:
+            self._gram = self._vectors.mT @ self._vectors
+        else:
+            self._gram.baddbmm_(fresh.mT, fresh)
+
+    def _grow_factor(self, fresh: Tensor, before: int) -> None:
+        """L of [[K, C^T], [C, D]]: the new rows are C L^-T, and the factor of what they leave of D."""
+        first = self._first_equal(fresh)
+        copies = first != torch.arange(before, self._size)
+        self._copies = torch.cat([self._copies, copies], dim=1)
+        none = torch.zeros(first.shape, dtype=torch.float64)
+        self._sums = torch.cat([self._sums, none], dim=1).scatter_add_(1, first, self._scores[:, before:])
+        self._counts = torch.cat([self._counts, none], dim=1).scatter_add_(1, first, torch.ones_like(none))
+        distinct = fresh.masked_fill(copies[..., None], 0.0) if copies.any() else fresh
+        rest = distinct @ distinct.mT
+        self._trace += rest.diagonal(dim1=1, dim2=2).sum(dim=1)
+        # A copy is a row of zeros; 1 on its diagonal keeps the matrix regular, and its unknown is 0.
+        rest.diagonal(dim1=1, dim2=2).add_(copies)
+        factor = rest.new_empty(len(rest), self._size, self._size)  # what lies above the diagonal is never read
+        if before:
+            cross = (self._vectors[:, :before] @ distinct.mT).masked_fill_(self._copies[:, :before, None], 0.0)
+            left = torch.linalg.solve_triangular(self._factor, cross, upper=False).mT
+            rest.baddbmm_(left, left.mT, alpha=-1)
+            factor[:, :before, :before] = self._factor
+            factor[:, before:, :before] = left
+        corner, info = torch.linalg.cholesky_ex(rest)
+        failed = info != 0
+        self._singular |= failed
+        corner[failed] = torch.eye(len(corner[0]), dtype=torch.float64)
+        factor[:, before:, before:] = corner
+        self._factor = factor
 
     def _first_equal(self, vectors: Tensor) -> Tensor:
         """(B, n) position of the first vector that equals each new one: the same inner products with random vectors.
@@ -73,50 +106,17 @@ class GrowingLeastSquares:
         equal = ((keys[..., :, None] - self._keys[..., None, :]).abs_() <= slack[..., None]).all(dim=1)
         return equal.to(torch.int8).argmax(dim=2)
 
-    def _sizes(self) -> list[int]:
-        return [block.shape[1] for block in self._blocks]
-
-    def _grow_gram(self, left: Tensor, right: Tensor, keep: float) -> None:
-        """Adds left^T right (B, d, d) to ``keep`` (0 or 1) times what is there, in the triangle that is read.
-
-        Panels of columns from the diagonal down are little more than half of the work.
-        """
-        for start in range(0, self.width, PANEL):
-            columns = slice(start, start + PANEL)
-            self._gram[:, start:, columns].baddbmm_(left[..., start:].mT, right[..., columns], beta=keep)
-
-    def _grow_factor(self, distinct: Tensor, copies: Tensor, before: int) -> None:
-        """L of [[K, C^T], [C, D]]: the new rows are C L^-T, and the factor of what they leave of D."""
-        rest = distinct @ distinct.mT
-        self._trace += rest.diagonal(dim1=1, dim2=2).sum(dim=1)
-        # A copy is a row of zeros; 1 on its diagonal keeps the matrix regular, and its unknown is 0.
-        rest.diagonal(dim1=1, dim2=2).add_(copies)
-        size = before + distinct.shape[1]
-        factor = rest.new_empty(len(rest), size, size)  # what lies above the diagonal is never read
-        if before:
-            cross = torch.cat([block @ distinct.mT for block in self._blocks], dim=1)
-            left = torch.linalg.solve_triangular(self._factor, cross, upper=False).mT
-            rest.baddbmm_(left, left.mT, alpha=-1)
-            factor[:, :before, :before] = self._factor
-            factor[:, before:, :before] = left
-        corner, info = torch.linalg.cholesky_ex(rest)
-        failed = info != 0
-        self._singular |= failed
-        corner[failed] = torch.eye(distinct.shape[1], dtype=torch.float64)
-        factor[:, before:, before:] = corner
-        self._factor = factor
-
     def solve(self) -> Tensor:
         """u (B, d) float64."""
-        wide = self._sums.shape[1] <= self.width
+        wide = self._size <= self.width
         if wide:
             factor, singular, trace = self._factor, self._singular, self._trace
-            right = self._sums / self._weights.clamp_min(1.0)
+            right = self._sums / self._counts.clamp_min(1.0)
         else:
             factor, info = torch.linalg.cholesky_ex(self._gram)
             singular = info != 0
             factor[singular] = torch.eye(self.width, dtype=torch.float64)
-            right = self._combine(self._sums)
+            right = self._combine(self._scores)
             trace = self._gram.diagonal(dim1=1, dim2=2).sum(dim=1)
         both = torch.cat([right[..., None], _random(right.shape[1], PROBES).expand(len(right), -1, -1)], dim=2)
         half = torch.linalg.solve_triangular(factor, both, upper=False)
@@ -132,27 +132,22 @@ class GrowingLeastSquares:
 
     def _combine(self, coefficients: Tensor) -> Tensor:
         """V^T c (B, d) for c (B, n)."""
-        parts = coefficients[..., None].split_with_sizes(self._sizes(), dim=1)
-        u = torch.zeros(len(coefficients), self.width, 1, dtype=torch.float64)
-        for block, part in zip(self._blocks, parts, strict=True):
-            u.baddbmm_(block.mT, part)
-        return u[..., 0]
+        return (coefficients[:, None] @ self._vectors)[:, 0]
 
     def _solve_singular(self, which: Tensor) -> Tensor:
         """The minimum-norm solution (b, d) of some queries, by eigenvectors of the smaller Gram matrix."""
-        roots = self._weights[which].sqrt()
-        weighted = torch.cat([block[which] for block in self._blocks], dim=1) * roots[..., None]
-        scores = (self._sums[which] / roots.clamp_min(1.0))[..., None]
-        wide = weighted.shape[1] <= self.width
-        values, basis = torch.linalg.eigh(weighted @ weighted.mT if wide else weighted.mT @ weighted)
-        right = scores if wide else weighted.mT @ scores
+        vectors, scores = self._vectors[which], self._scores[which][..., None]
+        wide = self._size <= self.width
+        values, basis = torch.linalg.eigh(vectors @ vectors.mT if wide else vectors.mT @ vectors)
+        right = scores if wide else vectors.mT @ scores
         kept = values > CUT**2 * values[:, -1:]
         inverse = torch.where(kept, 1 / values, 0.0)
         solved = basis @ (inverse[..., None] * (basis.mT @ right))
-        u: Tensor = (weighted.mT @ solved if wide else solved)[..., 0]
+        u: Tensor = (vectors.mT @ solved if wide else solved)[..., 0]
         return u
 
 
+@cache
 def _random(rows: int, columns: int) -> Tensor:
     """(rows, columns) standard normal, the same in every call."""
     return torch.randn(rows, columns, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

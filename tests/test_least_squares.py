@@ -19,7 +19,7 @@ WIDTH, EQUATIONS, STEPS = 40, 70, (0, 10, 25, 38, 40, 41, 55, 70)
 
 def largest_difference(vectors: Doubles, scores: Doubles) -> float:
     """Relative to the largest entry, over all sizes at which the system is solved."""
-    squares = GrowingLeastSquares(len(vectors), vectors.shape[2])
+    squares = GrowingLeastSquares(len(vectors), vectors.shape[2], vectors.shape[1])
     worst = 0.0
     for start, stop in pairwise(STEPS):
         squares.add(torch.from_numpy(vectors[:, start:stop]), torch.from_numpy(scores[:, start:stop]))
@@ -79,7 +79,7 @@ def test_one_query_does_not_disturb_another(seed: int) -> None:
     rng = np.random.default_rng(seed)
     vectors, scores = rng.normal(size=(2, EQUATIONS, WIDTH)), rng.normal(size=(2, EQUATIONS))
     vectors[1, 5:9] = 0
-    alone, together = GrowingLeastSquares(1, WIDTH), GrowingLeastSquares(2, WIDTH)
+    alone, together = GrowingLeastSquares(1, WIDTH, EQUATIONS), GrowingLeastSquares(2, WIDTH, EQUATIONS)
     for start, stop in pairwise(STEPS):
         part, right = torch.from_numpy(vectors[:, start:stop]), torch.from_numpy(scores[:, start:stop])
         alone.add(part[:1], right[:1])

@@ -173,7 +173,7 @@ def test_batched_axn_is_algorithm_1(weight: float, width: int, budget: int, copi
 def test_growing_least_squares(seed: int, width: int, copies: int) -> None:
     """Every size of the growing system against numpy's minimum-norm solution, singular ones too."""
     rng = np.random.default_rng(seed)
-    squares = GrowingLeastSquares(3, width)
+    squares = GrowingLeastSquares(3, width, 15)
     vectors, scores = rng.normal(size=(3, 15, width)), rng.normal(size=(3, 15))
     vectors[:, 1 : 1 + copies] = vectors[:, :1]
     for start, stop in ((0, 2), (2, 3), (3, 9), (9, 15)):
