@@ -18,6 +18,7 @@ from losses.targets import Targets
 
 EPSILON = 1e-6
 PAIRS = 4096  # pairs scored at once: bounds the memory of their gathered components
+SHARED_PAIRS = 65_536  # the same where all queries have the same items and no gradient is asked for
 
 ProjectionKind = Literal["none", "linear", "geglu", "swiglu"]
 
@@ -106,8 +107,8 @@ def mol_scores(logits: Tensor, gating: Tensor, dropout: float = 0.0) -> tuple[Te
 
 
 def positive_gates(gates: Tensor, targets: Targets) -> Tensor:
-    """(M, P) probabilities of the M positive pairs of a batch, of (B, P, K) ones."""
-    return gates.transpose(1, 2)[(targets.labels > 0) & targets.mask]
+    """(M, P) probabilities of the M positive pairs of a batch, of (B, P, K) ones of the first K candidates."""
+    return gates.transpose(1, 2)[((targets.labels > 0) & targets.mask)[:, : gates.shape[2]]]
 
 
 class Gate(nn.Module):
@@ -256,16 +257,34 @@ class MoLHead(nn.Module):
         if candidates is not None and candidates.shape[0] > 1:
             # As an embedding, because the gradient of plain indexing is added up one row after another.
             listed = F.embedding(candidates.clamp_min(0), item.flatten(1)).view(*candidates.shape, *item.shape[1:])
-            logits = torch.einsum("bnd,bkmd->bnmk", query, listed)
+            logits = torch.einsum("bnd,bkmd->bnmk", query, listed).flatten(1, 2)
+            if item_gate is not None:
+                item_gate = F.embedding(candidates.clamp_min(0), item_gate).transpose(1, 2)
+            scores, gates = self.gate(logits, None if query_gate is None else query_gate[..., None], item_gate)
         else:
-            logits = torch.einsum("bnd,kmd->bnmk", query, item if candidates is None else item[candidates[0]])
-        if item_gate is not None:
-            listed_gate = item_gate if candidates is None else F.embedding(candidates.clamp_min(0), item_gate)
-            item_gate = listed_gate.transpose(-1, -2)
-        scores, gates = self.gate(
-            logits.flatten(1, 2), None if query_gate is None else query_gate[..., None], item_gate
-        )
+            if candidates is not None:
+                item, item_gate = item[candidates[0]], None if item_gate is None else item_gate[candidates[0]]
+            scores, gates = self._score_all(query, item, query_gate, item_gate)
         return (scores if candidates is None else scores.masked_fill(candidates < 0, -torch.inf)), gates
+
+    def _score_all(
+        self, query: Tensor, item: Tensor, query_gate: Tensor | None, item_gate: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """B queries with the same K items: the gate's layers are one matrix product over all pairs."""
+        shape = -1, len(query), len(item)
+        parts = [] if torch.is_grad_enabled() else query.split(max(1, SHARED_PAIRS // max(1, len(item))))
+        if len(parts) > 1:
+            gate_parts = [None] * len(parts) if query_gate is None else query_gate.split(len(parts[0]))
+            found = [self._score_all(q, item, g, item_gate) for q, g in zip(parts, gate_parts, strict=True)]
+            return torch.cat([scores for scores, _ in found]), torch.cat([gates for _, gates in found])
+        # Written as a broadcast product, whose result is laid out as the gate wants it.
+        logits = (query.transpose(0, 1)[:, None] @ item.permute(1, 2, 0)).flatten(0, 1)
+        scores, gates = self.gate(
+            logits.flatten(1),
+            None if query_gate is None else query_gate.T[:, :, None].expand(shape).flatten(1),
+            None if item_gate is None else item_gate.T[:, None].expand(shape).flatten(1),
+        )
+        return scores.view(shape[1:]), gates.view(shape).transpose(0, 1)
 
     def score_pairs(self, queries: Reps, items: Reps, query_rows: Tensor, item_rows: Tensor) -> Tensor:
         """Scores (M,) of M pairs of rows; see `LearnedSimilarity.score_pairs`."""

@@ -14,7 +14,7 @@ from datamodules.batch import Batch
 from datamodules.records import DataError, History, Item, Query
 from datamodules.reps import Ragged, Reps
 from losses import Loss
-from models.packing import buckets
+from models.packing import buckets, token_budget
 from models.sequence import SequenceConfig, build_encoder
 from models.similarity import LearnedSimilarity, Optimization, inner_products
 
@@ -31,7 +31,8 @@ class NextItem(LearnedSimilarity):
         encoder: the sequence encoder.
         normalize: L2-normalise states and item embeddings: the score is a cosine, and the loss wants a temperature of
             about 0.05. Otherwise the score is the dot product.
-        tokens_per_batch: most positions, padding included, that go through the encoder at once.
+        tokens_per_batch: most positions, padding included, that go through the encoder at once: sequences of like
+            length go together. None: what suits the device.
         loss: what training minimises: softmax over the sampled candidates, or over all (`SoftmaxCrossEntropy`), or
             `BinaryCrossEntropy`.
         optimization: optimiser and schedule.
@@ -45,7 +46,7 @@ class NextItem(LearnedSimilarity):
         item_ids: list[str],
         encoder: SequenceConfig | None = None,
         normalize: bool = True,
-        tokens_per_batch: int = 8192,
+        tokens_per_batch: int | None = None,
         loss: Loss | None = None,
         optimization: Optimization | None = None,
         seed: int = 0,
@@ -113,7 +114,11 @@ class NextItem(LearnedSimilarity):
         """Scores (B, K); in training every position of the histories is a query."""
         if not batch.every_position:
             return super().list_scores(batch)
-        return self.score(self.encode_positions(batch.queries), self.encode_items(batch.items), batch.candidates)
+        queries, items = self.encode_positions(batch.queries), self.encode_items(batch.items)
+        scores = self.score(queries, items, batch.candidates)
+        if batch.shared is None:
+            return scores
+        return torch.cat([scores, self.score(queries, items, batch.shared[None])], dim=1)
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """HR, NDCG and MRR of the next item among the candidates that the batch does not mask."""
@@ -139,7 +144,7 @@ class NextItem(LearnedSimilarity):
         assert isinstance(ids, Ragged) and isinstance(times, Ragged | None)
         numbers = Ragged(torch.arange(int(ids.lengths.sum()), device=ids.values.device), ids.offsets - ids.offsets[0])
         parts, places = [torch.empty(0, self.encoder.config.width, device=ids.values.device)], []
-        for bucket in buckets(ids.lengths, self.tokens_per_batch):
+        for bucket in buckets(ids.lengths, token_budget(self.tokens_per_batch, ids.values.device)):
             padded, mask = ids.take(bucket).pad()
             states = self.encoder(padded.long(), None if times is None else times.take(bucket).pad()[0])
             parts.append(self._scaled(states[mask]))

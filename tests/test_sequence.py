@@ -102,7 +102,7 @@ def test_hstu_attention_by_hand() -> None:
     for i, j in itertools.product(range(3), range(3)):
         seconds = max(abs(int(times[0, i] - times[0, j])), 1)
         bucket = min(int(math.log(seconds) / 0.301), 5)
-        bias = block.position_bias[i - j, 0] + block.time_bias[bucket, 0] if j <= i else 0
+        bias = block.position_bias[i - j] + block.time_bias[bucket] if j <= i else 0
         for head in (slice(0, 2), slice(2, 4)):
             weight = silu(q[i, head] @ k[j, head] + bias) / 6 if j <= i else 0
             attended[i, head] += weight * v[j, head]
