@@ -121,7 +121,8 @@ def leave_one_out(interactions: Interactions, split: Split) -> Collection:
             continue
         items = tuple(names[row] for row in interactions.items[start:end])
         times = None if interactions.times is None else tuple(interactions.times[start:end].tolist())
-        queries.append(History.of(user, items, times))
+        now = None if interactions.times is None else int(interactions.times[end])
+        queries.append(History.of(user, items, times, now))
         judgements.append({int(interactions.items[end]): 1})
     left = len(interactions.user_ids) - len(queries)
     return Collection(

@@ -72,6 +72,8 @@ class NextItem(LearnedSimilarity):
     def collate_queries(self, queries: Sequence[Query]) -> Reps:
         """``{"ids": rows of items, "times": seconds}``, ragged, of each history's last actions; times if they matter.
 
+        ``next_times`` holds those of the actions that follow, where the encoder's biases begin at them.
+
         Raises:
             DataError: a query is no history, names an unknown item, or lacks the times that the encoder was built for.
         """
@@ -80,7 +82,11 @@ class NextItem(LearnedSimilarity):
         ids = Ragged.of([[self._row(item, h) for item in h.items[-length:]] for h in histories])
         if not self.encoder.config.time_buckets:
             return {"ids": ids}
-        return {"ids": ids, "times": Ragged.of([(h.times or ())[-length:] for h in histories], torch.int64)}
+        tokens: Reps = {"ids": ids, "times": Ragged.of([(h.times or ())[-length:] for h in histories], torch.int64)}
+        if self.encoder.config.bias_time == "next":
+            following = [(*(h.times or ())[1:], h.now or 0)[-length:] for h in histories]
+            tokens["next_times"] = Ragged.of(following, torch.int64)
+        return tokens
 
     def collate_items(self, items: Sequence[Item]) -> Reps:
         """``{"row": (M,)}``.
@@ -140,13 +146,14 @@ class NextItem(LearnedSimilarity):
 
     def _states(self, tokens: Reps) -> Tensor:
         """(T, D) states of all positions, sequence after sequence."""
-        ids, times = tokens["ids"], tokens.get("times")
-        assert isinstance(ids, Ragged) and isinstance(times, Ragged | None)
+        ids = tokens["ids"]
+        assert isinstance(ids, Ragged)
+        times = [part for name in ("times", "next_times") if isinstance(part := tokens.get(name), Ragged)]
         numbers = Ragged(torch.arange(int(ids.lengths.sum()), device=ids.values.device), ids.offsets - ids.offsets[0])
         parts, places = [torch.empty(0, self.encoder.config.width, device=ids.values.device)], []
         for bucket in buckets(ids.lengths, token_budget(self.tokens_per_batch, ids.values.device)):
             padded, mask = ids.take(bucket).pad()
-            states = self.encoder(padded.long(), None if times is None else times.take(bucket).pad()[0])
+            states = self.encoder(padded.long(), *(part.take(bucket).pad()[0] for part in times))
             parts.append(self._scaled(states[mask]))
             places.append(numbers.take(bucket).values)
         return torch.cat(parts)[torch.argsort(torch.cat(places))] if places else parts[0]
@@ -159,6 +166,11 @@ class NextItem(LearnedSimilarity):
             raise DataError(f"query {query.id!r} is a {type(query).__name__}; {type(self).__name__} needs a History")
         if self.encoder.config.time_buckets and query.times is None:
             raise DataError(f"user {query.id!r} has no times, but the encoder has time buckets: set time_buckets to 0")
+        if self.encoder.config.bias_time == "next" and query.now is None:
+            raise DataError(
+                f"user {query.id!r}: the encoder wants to know when the next action happens (bias_time: next): set "
+                "History.now"
+            )
         return query
 
     def _row(self, item: str, history: History | None = None) -> int:

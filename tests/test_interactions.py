@@ -249,3 +249,10 @@ def test_amazon_games(shared_data: Path) -> None:
     found = load_interactions(shared_data / "amazon-games" / "Video.txt", "sasrec")
     assert (len(found.user_ids), len(found.item_ids), len(found.items)) == (31_013, 23_715, 287_107)
     assert found.frequent(3, 1).notes == {FEW_USERS: 112}
+
+
+def test_users_without_enough_actions_are_named(tmp_path: Path) -> None:
+    """Data of short histories would otherwise end in an empty loader, far from its cause."""
+    path = write(tmp_path, {"p": "ab", "q": "cd"})
+    with pytest.raises(DataError, match="no user has 3 actions on items with 1; lower min_actions or min_item_actions"):
+        lists(path, "test")
