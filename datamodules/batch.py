@@ -22,6 +22,8 @@ class Batch:
         query_ids: to name a batch that goes wrong.
         every_position: the queries are sequences, and each of their positions is a query of its own: ``candidates`` and
             ``targets`` have a row for each position, sequence after sequence.
+        shared: (S,) rows of ``items`` that are candidates of every position, behind its own: their scores are one
+            matrix product. ``targets`` have K + S columns then. None without them.
     """
 
     queries: Reps
@@ -30,3 +32,4 @@ class Batch:
     targets: Targets
     query_ids: list[str]
     every_position: bool = False
+    shared: Tensor | None = None

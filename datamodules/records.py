@@ -47,10 +47,12 @@ class History(Query):
     Attributes:
         items: ids of the items.
         times: when, in seconds; None: the data does not say.
+        now: when the next action happens, in seconds; None: not known.
     """
 
     items: tuple[str, ...] = ()
     times: tuple[int, ...] | None = None
+    now: int | None = None
 
     def __post_init__(self) -> None:
         # Not super(): dataclasses with slots are made anew, and the class that super() remembers is the old one.
@@ -61,10 +63,10 @@ class History(Query):
             raise DataError(f"user {self.id!r} has {len(self.items)} actions, but {len(self.times)} times")
 
     @classmethod
-    def of(cls, user: str, items: Sequence[str], times: Sequence[int] | None = None) -> History:
+    def of(cls, user: str, items: Sequence[str], times: Sequence[int] | None = None, now: int | None = None) -> History:
         """The history of a user without a text of their own: its text lists the items' ids."""
         shown = " ".join(items) or "no actions"
-        return cls(user, shown, items=tuple(items), times=None if times is None else tuple(times))
+        return cls(user, shown, items=tuple(items), times=None if times is None else tuple(times), now=now)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +115,19 @@ class Collection:
     def relevant(self, query_row: int) -> list[int]:
         """Rows of the items judged relevant (grade > 0) for a query."""
         return [row for row, grade in self.judgements[query_row].items() if grade > 0]
+
+    def seen(self, query_row: int) -> list[int]:
+        """Rows of the items that a history holds already: no results, but for the relevant one if it is repeated."""
+        query = self.queries[query_row]
+        if not isinstance(query, History):
+            return []
+        known = {self.rows[name] for name in query.items if name in self.rows}
+        return sorted(known - set(self.relevant(query_row)))
+
+    @cached_property
+    def rows(self) -> Mapping[str, int]:
+        """Rows of the items by their ids."""
+        return {item.id: row for row, item in enumerate(self.items)}
 
     def sample(self, num_queries: int | None, seed: int = 0) -> Collection:
         """The same items with a fixed random sample of the queries (all of them for ``None``)."""

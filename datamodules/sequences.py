@@ -121,7 +121,8 @@ def leave_one_out(interactions: Interactions, split: Split) -> Collection:
             continue
         items = tuple(names[row] for row in interactions.items[start:end])
         times = None if interactions.times is None else tuple(interactions.times[start:end].tolist())
-        queries.append(History.of(user, items, times))
+        now = None if interactions.times is None else int(interactions.times[end])
+        queries.append(History.of(user, items, times, now))
         judgements.append({int(interactions.items[end]): 1})
     left = len(interactions.user_ids) - len(queries)
     return Collection(
@@ -162,17 +163,29 @@ class _Histories(BatchLists):
                 )
 
     def _batch(
-        self, members: Sequence[int], candidates: Rows, labels: torch.Tensor, mask: torch.Tensor, every_position: bool
+        self,
+        members: Sequence[int],
+        candidates: Rows,
+        labels: torch.Tensor,
+        mask: torch.Tensor,
+        every_position: bool,
+        shared: Rows | None = None,
     ) -> Batch:
+        items, places = self.items, [candidates, *([] if shared is None else [shared])]
         # Sorting out which items are needed pays off only if they are few among all.
-        if candidates.size < self.num_items:
-            chosen, where = np.unique(candidates, return_inverse=True)
-            items, candidates = take(self.items, torch.from_numpy(chosen)), where.reshape(candidates.shape)
-        else:
-            items = self.items
-        queries = take(self.queries, torch.tensor(np.asarray(members)))
-        names = [self.ids[member] for member in members]
-        return Batch(queries, items, torch.from_numpy(candidates), Targets(labels, mask), names, every_position)
+        if sum(rows.size for rows in places) < self.num_items:
+            chosen, where = np.unique(np.concatenate([rows.ravel() for rows in places]), return_inverse=True)
+            items = take(self.items, torch.from_numpy(chosen))
+            places = [where[: candidates.size].reshape(candidates.shape), where[candidates.size :]][: len(places)]
+        return Batch(
+            queries=take(self.queries, torch.tensor(np.asarray(members))),
+            items=items,
+            candidates=torch.from_numpy(places[0]),
+            targets=Targets(labels, mask),
+            query_ids=[self.ids[member] for member in members],
+            every_position=every_position,
+            shared=None if shared is None else torch.from_numpy(places[1]),
+        )
 
 
 class NextItemTraining(_Histories):
@@ -189,38 +202,37 @@ class NextItemTraining(_Histories):
         self.targets = [sequence[-count:] for sequence, count in zip(self.sequences, kept, strict=True)]
 
     def batch(self, members: Sequence[int], epoch: int) -> Batch:
-        """See `BatchLists.batch`. T positions, candidates (T, 1 + negatives), or (1, M) for all of them."""
+        """See `BatchLists.batch`. T positions, with (T, 1 + negatives) candidates, or (T, 1) and shared ones."""
         positives = np.concatenate([self.targets[member] for member in members])
+        users = np.repeat(np.arange(len(members)), [len(self.targets[member]) for member in members])
+        # A batch's members are drawn anew in every epoch, so that its first one tells it from the others.
+        rng = np.random.default_rng([self.data.seed, epoch, members[0]])
+        shared = None
+        candidates = positives[:, None]
         if self.data.sampling == "position":
-            negatives = np.concatenate([self._negatives(member, epoch) for member in members])
-            candidates = np.concatenate([positives[:, None], negatives], axis=1)
-            labels = torch.zeros(candidates.shape)
-            labels[:, 0] = 1
-            return self._batch(members, candidates, labels, torch.ones(labels.shape, dtype=torch.bool), True)
-        if self.data.sampling == "all":
-            columns = drawn = np.arange(self.num_items)
+            negatives = self._negatives(rng, members, users, positives)
+            candidates = np.concatenate([candidates, negatives], axis=1)
+            counted = np.ones(negatives.shape, dtype=bool)
         else:
-            rng = np.random.default_rng([self.data.seed, epoch, members[0]])
-            drawn = rng.integers(self.num_items, size=self.data.negatives)
-            columns = np.unique(np.concatenate([positives, drawn]))
-        hits = columns == positives[:, None]
-        counted = hits | np.isin(columns, drawn)
-        if self.data.avoid_seen:
-            own = np.stack([np.isin(columns, self.seen[member]) for member in members])
-            counted &= hits | ~own.repeat([len(self.targets[member]) for member in members], axis=0)
-        labels, mask = torch.from_numpy(hits.astype(np.float32)), torch.from_numpy(counted)
-        return self._batch(members, columns[None], labels, mask, True)
+            whole = self.data.sampling == "all"
+            shared = np.arange(self.num_items) if whole else rng.integers(self.num_items, size=self.data.negatives)
+            counted = shared != candidates
+            if self.data.avoid_seen:
+                counted &= ~np.stack([np.isin(shared, self.seen[member]) for member in members])[users]
+        mask = torch.from_numpy(np.concatenate([np.ones((len(users), 1), dtype=bool), counted], axis=1))
+        labels = torch.zeros(mask.shape)
+        labels[:, 0] = 1
+        return self._batch(members, candidates, labels, mask, True, shared)
 
-    def _negatives(self, member: int, epoch: int) -> Rows:
-        """(positions, negatives)."""
-        rng = np.random.default_rng([self.data.seed, epoch, member])
-        targets = self.targets[member]
-        shape = (len(targets), self.data.negatives)
-        if self.data.avoid_seen:
-            seen = self.seen[member]
-            return outside(seen, rng.integers(self.num_items - len(seen), size=shape))
-        drawn = rng.integers(self.num_items - 1, size=shape)
-        return drawn + (drawn >= targets[:, None])
+    def _negatives(self, rng: np.random.Generator, members: Sequence[int], users: Rows, positives: Rows) -> Rows:
+        """(T, negatives)."""
+        shape = (len(positives), self.data.negatives)
+        if not self.data.avoid_seen:
+            drawn = rng.integers(self.num_items - 1, size=shape)
+            return drawn + (drawn >= positives[:, None])
+        seen = [self.seen[member] for member in members]
+        left = np.array([self.num_items - len(banned) for banned in seen])
+        return outside(seen, rng.integers(left[users][:, None], size=shape), users[:, None])
 
 
 class NextItemEvaluation(_Histories):
@@ -250,18 +262,24 @@ class NextItemEvaluation(_Histories):
         """(1 + count,): the next item, then items not seen, each once, the same in every epoch."""
         rng = np.random.default_rng([self.data.seed, member])
         seen = self.seen[member]
-        drawn = outside(seen, rng.choice(self.num_items - len(seen), count, replace=False))
-        return np.concatenate([self.sequences[member][-1:], drawn])
+        drawn = rng.choice(self.num_items - len(seen), count, replace=False)
+        return np.concatenate([self.sequences[member][-1:], outside([seen], drawn, np.zeros_like(drawn))])
 
 
-def outside(banned: Rows, drawn: Rows) -> Rows:
+def outside(banned: Sequence[Rows], drawn: Rows, which: Rows) -> Rows:
     """The items numbered ``drawn`` among those that are not banned: draws from the complement without rejection.
 
     Args:
-        banned: (n,) rows of items, sorted, once each.
-        drawn: any shape, numbers in [0, items - n).
+        banned: for each of some users the rows of items, sorted, once each.
+        drawn: any shape, numbers in [0, items - n) for n banned ones.
+        which: user of each number, in a shape that is expanded to that of ``drawn``.
 
     Returns:
         Rows of items, as many.
     """
-    return drawn + np.searchsorted(banned - np.arange(len(banned)), drawn, side="right")
+    # How many items that are not banned stand before each banned one; of all users in one sorted list.
+    before = np.concatenate([rows - np.arange(len(rows)) for rows in banned])
+    starts = np.cumsum([0, *(len(rows) for rows in banned)])
+    apart = 1 + max(int(before.max(initial=0)), int(drawn.max(initial=0)))
+    keys = before + np.repeat(np.arange(len(banned)) * apart, np.diff(starts))
+    return drawn + np.searchsorted(keys, drawn + which * apart, side="right") - starts[which]

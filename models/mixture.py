@@ -18,6 +18,7 @@ from losses.targets import Targets
 
 EPSILON = 1e-6
 PAIRS = 4096  # pairs scored at once: bounds the memory of their gathered components
+LISTED_PAIRS = 65_536  # the same for whole lists, where no gradient is asked for
 
 ProjectionKind = Literal["none", "linear", "geglu", "swiglu"]
 
@@ -106,8 +107,8 @@ def mol_scores(logits: Tensor, gating: Tensor, dropout: float = 0.0) -> tuple[Te
 
 
 def positive_gates(gates: Tensor, targets: Targets) -> Tensor:
-    """(M, P) probabilities of the M positive pairs of a batch, of (B, P, K) ones."""
-    return gates.transpose(1, 2)[(targets.labels > 0) & targets.mask]
+    """(M, P) probabilities of the M positive pairs of a batch, of (B, P, K) ones of the first K candidates."""
+    return gates.transpose(1, 2)[((targets.labels > 0) & targets.mask)[:, : gates.shape[2]]]
 
 
 class Gate(nn.Module):
@@ -253,19 +254,41 @@ class MoLHead(nn.Module):
         """Scores (B, K) and gate probabilities (B, P, K); see `LearnedSimilarity.score` for the arguments."""
         query, item = _dense(queries, "components") / self.temperature, _dense(items, "components")
         query_gate, item_gate = _gate_part(queries), _gate_part(items)
-        if candidates is not None and candidates.shape[0] > 1:
+        if candidates is not None:
             # As an embedding, because the gradient of plain indexing is added up one row after another.
-            listed = F.embedding(candidates.clamp_min(0), item.flatten(1)).view(*candidates.shape, *item.shape[1:])
-            logits = torch.einsum("bnd,bkmd->bnmk", query, listed)
+            rows = candidates.clamp_min(0)
+            item = F.embedding(rows, item.flatten(1)).unflatten(-1, item.shape[1:])
+            item_gate = None if item_gate is None else F.embedding(rows, item_gate)
         else:
-            logits = torch.einsum("bnd,kmd->bnmk", query, item if candidates is None else item[candidates[0]])
-        if item_gate is not None:
-            listed_gate = item_gate if candidates is None else F.embedding(candidates.clamp_min(0), item_gate)
-            item_gate = listed_gate.transpose(-1, -2)
-        scores, gates = self.gate(
-            logits.flatten(1, 2), None if query_gate is None else query_gate[..., None], item_gate
-        )
+            item, item_gate = item[None], None if item_gate is None else item_gate[None]
+        scores, gates = self._score_lists(query, item, query_gate, item_gate)
         return (scores if candidates is None else scores.masked_fill(candidates < 0, -torch.inf)), gates
+
+    def _score_lists(
+        self, query: Tensor, item: Tensor, query_gate: Tensor | None, item_gate: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """B queries with (B, K) items of their own, or with (1, K) shared ones."""
+        size, lists, length = len(query), *item.shape[:2]
+        few = size if torch.is_grad_enabled() else max(1, LISTED_PAIRS // max(1, length))
+        if few < size:  # for the memory
+            given = query, item, query_gate, item_gate
+            parts = [
+                self._score_lists(*(x if x is None or len(x) == 1 else x[i : i + few] for x in given))
+                for i in range(0, size, few)
+            ]
+            return torch.cat([scores for scores, _ in parts]), torch.cat([gates for _, gates in parts])
+        if lists == 1:  # as a broadcast product, whose result is laid out as the gate wants it
+            logits = query.transpose(0, 1)[:, None] @ item[0].permute(1, 2, 0)
+        else:
+            logits = torch.einsum("bnd,bkmd->nmbk", query, item)
+        # The gate's layers are then one matrix product over all pairs.
+        shape = (query.shape[1] * item.shape[2], size, length)
+        scores, gates = self.gate(
+            logits.reshape(shape[0], -1),
+            None if query_gate is None else query_gate.T[:, :, None].expand(shape).flatten(1),
+            None if item_gate is None else item_gate.permute(2, 0, 1).expand(shape).flatten(1),
+        )
+        return scores.view(shape[1:]), gates.view(shape).transpose(0, 1)
 
     def score_pairs(self, queries: Reps, items: Reps, query_rows: Tensor, item_rows: Tensor) -> Tensor:
         """Scores (M,) of M pairs of rows; see `LearnedSimilarity.score_pairs`."""

@@ -14,7 +14,7 @@ from datamodules.batch import Batch
 from datamodules.records import DataError, History, Item, Query
 from datamodules.reps import Ragged, Reps
 from losses import Loss
-from models.packing import buckets
+from models.packing import buckets, token_budget
 from models.sequence import SequenceConfig, build_encoder
 from models.similarity import LearnedSimilarity, Optimization, inner_products
 
@@ -31,7 +31,8 @@ class NextItem(LearnedSimilarity):
         encoder: the sequence encoder.
         normalize: L2-normalise states and item embeddings: the score is a cosine, and the loss wants a temperature of
             about 0.05. Otherwise the score is the dot product.
-        tokens_per_batch: most positions, padding included, that go through the encoder at once.
+        tokens_per_batch: most positions, padding included, that go through the encoder at once: sequences of like
+            length go together. None: what suits the device.
         loss: what training minimises: softmax over the sampled candidates, or over all (`SoftmaxCrossEntropy`), or
             `BinaryCrossEntropy`.
         optimization: optimiser and schedule.
@@ -45,7 +46,7 @@ class NextItem(LearnedSimilarity):
         item_ids: list[str],
         encoder: SequenceConfig | None = None,
         normalize: bool = True,
-        tokens_per_batch: int = 8192,
+        tokens_per_batch: int | None = None,
         loss: Loss | None = None,
         optimization: Optimization | None = None,
         seed: int = 0,
@@ -71,6 +72,8 @@ class NextItem(LearnedSimilarity):
     def collate_queries(self, queries: Sequence[Query]) -> Reps:
         """``{"ids": rows of items, "times": seconds}``, ragged, of each history's last actions; times if they matter.
 
+        ``next_times`` holds those of the actions that follow, where the encoder's biases begin at them.
+
         Raises:
             DataError: a query is no history, names an unknown item, or lacks the times that the encoder was built for.
         """
@@ -79,7 +82,11 @@ class NextItem(LearnedSimilarity):
         ids = Ragged.of([[self._row(item, h) for item in h.items[-length:]] for h in histories])
         if not self.encoder.config.time_buckets:
             return {"ids": ids}
-        return {"ids": ids, "times": Ragged.of([(h.times or ())[-length:] for h in histories], torch.int64)}
+        tokens: Reps = {"ids": ids, "times": Ragged.of([(h.times or ())[-length:] for h in histories], torch.int64)}
+        if self.encoder.config.bias_time == "next":
+            following = [(*(h.times or ())[1:], h.now or 0)[-length:] for h in histories]
+            tokens["next_times"] = Ragged.of(following, torch.int64)
+        return tokens
 
     def collate_items(self, items: Sequence[Item]) -> Reps:
         """``{"row": (M,)}``.
@@ -113,7 +120,11 @@ class NextItem(LearnedSimilarity):
         """Scores (B, K); in training every position of the histories is a query."""
         if not batch.every_position:
             return super().list_scores(batch)
-        return self.score(self.encode_positions(batch.queries), self.encode_items(batch.items), batch.candidates)
+        queries, items = self.encode_positions(batch.queries), self.encode_items(batch.items)
+        scores = self.score(queries, items, batch.candidates)
+        if batch.shared is None:
+            return scores
+        return torch.cat([scores, self.score(queries, items, batch.shared[None])], dim=1)
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """HR, NDCG and MRR of the next item among the candidates that the batch does not mask."""
@@ -135,13 +146,14 @@ class NextItem(LearnedSimilarity):
 
     def _states(self, tokens: Reps) -> Tensor:
         """(T, D) states of all positions, sequence after sequence."""
-        ids, times = tokens["ids"], tokens.get("times")
-        assert isinstance(ids, Ragged) and isinstance(times, Ragged | None)
+        ids = tokens["ids"]
+        assert isinstance(ids, Ragged)
+        times = [part for name in ("times", "next_times") if isinstance(part := tokens.get(name), Ragged)]
         numbers = Ragged(torch.arange(int(ids.lengths.sum()), device=ids.values.device), ids.offsets - ids.offsets[0])
         parts, places = [torch.empty(0, self.encoder.config.width, device=ids.values.device)], []
-        for bucket in buckets(ids.lengths, self.tokens_per_batch):
+        for bucket in buckets(ids.lengths, token_budget(self.tokens_per_batch, ids.values.device)):
             padded, mask = ids.take(bucket).pad()
-            states = self.encoder(padded.long(), None if times is None else times.take(bucket).pad()[0])
+            states = self.encoder(padded.long(), *(part.take(bucket).pad()[0] for part in times))
             parts.append(self._scaled(states[mask]))
             places.append(numbers.take(bucket).values)
         return torch.cat(parts)[torch.argsort(torch.cat(places))] if places else parts[0]
@@ -154,6 +166,11 @@ class NextItem(LearnedSimilarity):
             raise DataError(f"query {query.id!r} is a {type(query).__name__}; {type(self).__name__} needs a History")
         if self.encoder.config.time_buckets and query.times is None:
             raise DataError(f"user {query.id!r} has no times, but the encoder has time buckets: set time_buckets to 0")
+        if self.encoder.config.bias_time == "next" and query.now is None:
+            raise DataError(
+                f"user {query.id!r}: the encoder wants to know when the next action happens (bias_time: next): set "
+                "History.now"
+            )
         return query
 
     def _row(self, item: str, history: History | None = None) -> int:

@@ -31,7 +31,8 @@ class NextItemMoL(NextItem):
         item_ids: the items' ids, by row; the command line takes them from the data.
         encoder: the sequence encoder.
         mixture: the grid of components and its gate; None: 4 x 4 components of a quarter of the encoder's width.
-        tokens_per_batch: most positions, padding included, that go through the encoder at once.
+        tokens_per_batch: most positions, padding included, that go through the encoder at once; None: what suits the
+            device.
         gate_loss: what training adds for the gates of the positive pairs.
         user_loss: what training adds for the embeddings of user ids, where the mixture has some.
         loss: what training minimises; the mixture has its own temperature, so the loss wants 1.
@@ -46,7 +47,7 @@ class NextItemMoL(NextItem):
         item_ids: list[str],
         encoder: SequenceConfig | None = None,
         mixture: MixtureConfig | None = None,
-        tokens_per_batch: int = 8192,
+        tokens_per_batch: int | None = None,
         gate_loss: MutualInformation | None = None,
         user_loss: UserL2 | None = None,
         loss: Loss | None = None,
@@ -99,8 +100,11 @@ class NextItemMoL(NextItem):
         queries, items = self.encode_positions(batch.queries), self.encode_items(batch.items)
         scores, gates = self.head.score(queries, items, batch.candidates)
         used = positive_gates(gates, batch.targets)
+        if batch.shared is not None:
+            scores = torch.cat([scores, self.head.score(queries, items, batch.shared[None])[0]], dim=1)
         names = "train/entropy_of_mean_gate", "train/mean_entropy_of_gates"
-        self.log_dict(dict(zip(names, gate_entropies(used.detach()), strict=True)), batch_size=len(used))
+        entropies = dict(zip(names, gate_entropies(used.detach()), strict=True))
+        self.log_dict(entropies, on_step=False, on_epoch=True, batch_size=len(used))
         loss: Tensor = self.loss(scores, batch.targets) + self.gate_loss(used)
         users = _users(batch.queries)
         if self.head.users is not None and users is not None:
@@ -125,6 +129,7 @@ class NextItemMoL(NextItem):
             query_gate=True,
             item_gate=True,
             user_hashes=(7,),
+            temperature=0.5,  # random states are small, and 0.05 would magnify their rounding
         )
         return cls([f"i{n}" for n in range(5)], encoder, mixture)
 

@@ -80,7 +80,8 @@ def evaluate(
 ) -> Evaluation:
     """Indexes, searches every evaluated query and measures.
 
-    A query that is an item itself (ArguAna, Quora) is not given itself as a result.
+    A query that is an item itself (ArguAna, Quora) is not given itself as a result, nor a user what the user's history
+    holds: the searcher is asked for so many more, and they are taken out of its ranking.
 
     Args:
         task: what to search.
@@ -91,8 +92,8 @@ def evaluate(
         recalls: the k of Top-k-Recall; those above the results' number are left out.
     """
     searcher.index(task)
-    own = own_items(task.collection)
-    depth = searcher.budget or min(k + bool(own), len(task.collection.items))
+    banned = _banned(task)
+    depth = searcher.budget or min(k + max(map(len, banned), default=0), len(task.collection.items))
     blocks = [task.query_rows[start : start + BLOCK] for start in range(0, len(task.query_rows), BLOCK)]
     parts, seconds = [], []
     for rows in progress(blocks, f"searching {len(task.query_rows):,} queries"):
@@ -108,8 +109,7 @@ def evaluate(
     recall = {}
     if exact is not None:
         recall = {f"Top-{n}-Recall": topk_recall(items[:, :n], exact, n) for n in recalls if n <= items.shape[1]}
-    if own:
-        items, scores = _without(np.array([own.get(row, -1) for row in task.query_rows.tolist()]), items, scores)
+    items, scores = _without(banned, items, scores)
     ranking = Ranking(items[:, :k], scores[:, :k], calls, steps)
     values = accuracies(items, task.collection, task.query_rows, known_candidates=searcher.budget is not None)
     values |= ir_metrics(ranking.items, task.collection, task.query_rows, metrics) | recall
@@ -126,9 +126,19 @@ def evaluate(
     return Evaluation(task, ranking, values | costs, summary)
 
 
-def _without(own: Rows, items: Rows, scores: Scores) -> tuple[Rows, Scores]:
-    """Rankings (B, m - 1) without the item (B,) that a query is itself (-1: none), or without the last one."""
-    order = np.argsort(items == own[:, None], axis=1, kind="stable")[:, :-1]
+def _banned(task: SearchTask) -> list[Rows]:
+    """For each of the B evaluated queries the rows of the items that are no results of it."""
+    own, collection = own_items(task.collection), task.collection
+    rows = task.query_rows.tolist()
+    return [np.array([*collection.seen(row), *([own[row]] if row in own else [])], dtype=np.int64) for row in rows]
+
+
+def _without(banned: Sequence[Rows], items: Rows, scores: Scores) -> tuple[Rows, Scores]:
+    """Rankings (B, m) without banned items: as many columns fewer as the query with the most of them has."""
+    found = np.stack([np.isin(row, out) for row, out in zip(items, banned, strict=True)])
+    if not found.any():
+        return items, scores
+    order = np.argsort(found, axis=1, kind="stable")[:, : items.shape[1] - int(found.sum(axis=1).max())]
     return np.take_along_axis(items, order, axis=1), np.take_along_axis(scores, order, axis=1)
 
 

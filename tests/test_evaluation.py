@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from datamodules.records import Collection, Item, Query
+from datamodules.records import Collection, History, Item, Query
 from retrieval.evaluation import evaluate
 from retrieval.first_stage import Random
 from retrieval.scorer import Rows, Scorer
@@ -34,6 +34,23 @@ def test_a_query_that_is_an_item_does_not_find_itself() -> None:
     np.testing.assert_array_equal(found.ranking.items, [[1, 2], [2, 3]])
     np.testing.assert_array_equal(found.values["accuracy"], [1, 1])
     np.testing.assert_array_equal(found.values["Top-1-Recall"], [1, 1])  # of the search, which did find it
+
+
+def test_a_user_is_not_given_what_was_seen() -> None:
+    """Seen items score highest with any model that knows the user: they would stand where the answer belongs."""
+    items = [Item(f"i{n}", "") for n in range(6)]
+    users = [History.of("a", ["i5", "i4", "i3"]), History.of("b", ["i0", "i0"]), History.of("c", ["i1", "i2", "i1"])]
+    collection = Collection("small", items, users, [{2: 1}, {4: 1}, {1: 1}])
+    scores = np.array([[0, 1, 2, 7, 8, 9], [9, 1, 2, 3, 4, 5], [3, 4, 9, 1, 2, 0]])
+    found = evaluate(task_of(collection, scores), Exact(), 2, ["R@1", "R@2", "RR@2"])
+    # The last user's next item was seen before, and is looked for nevertheless.
+    np.testing.assert_array_equal(found.ranking.items, [[2, 1], [5, 4], [1, 0]])
+    np.testing.assert_array_equal(found.values["R@1"], [1, 0, 1])
+    np.testing.assert_array_equal(found.values["RR@2"], [1, 0.5, 1])
+    whole = evaluate(task_of(collection, scores), Exact(), 6, ["R@2"])
+    np.testing.assert_array_equal(whole.ranking.items, [[2, 1, 0], [5, 4, 3], [1, 0, 4]])
+    few = evaluate(task_of(collection, scores), Rerank(Random(), budget=6), 2, ["R@2"])
+    np.testing.assert_array_equal(few.ranking.items, found.ranking.items)
 
 
 def test_normalised_accuracy_looks_at_all_candidates() -> None:

@@ -190,7 +190,9 @@ def test_negatives_are_uniform_and_allowed(sampling: Any, avoid_seen: bool, tmp_
     drawn: Counter[int] = Counter()
     for epoch in range(400):
         batch = made.batch([1], epoch)  # b a -> a c
-        rows = batch.items["row"][batch.candidates].expand(2, -1)
+        rows = batch.items["row"][batch.candidates]
+        if batch.shared is not None:
+            rows = torch.cat([rows, batch.items["row"][batch.shared].expand(2, -1)], dim=1)
         positive = batch.targets.labels > 0
         assert rows[positive].tolist() == [1, 3]
         drawn.update(rows[batch.targets.mask & ~positive].tolist())
@@ -202,12 +204,14 @@ def test_negatives_are_uniform_and_allowed(sampling: Any, avoid_seen: bool, tmp_
 
 
 def test_complement_by_brute_force() -> None:
-    """An off-by-one in the shift would draw a seen item, rarely."""
+    """An off-by-one in the shift, or another user's list, would draw a seen item, rarely."""
     rng = np.random.default_rng(0)
     for _ in range(50):
-        banned = np.unique(rng.integers(12, size=rng.integers(11)))
-        allowed = np.setdiff1d(np.arange(12), banned)
-        np.testing.assert_array_equal(outside(banned, np.arange(len(allowed))), allowed)
+        banned = [np.unique(rng.integers(12, size=rng.integers(11))) for _ in range(4)]
+        for user, rows in enumerate(banned):
+            allowed = np.setdiff1d(np.arange(12), rows)
+            drawn = np.arange(len(allowed))
+            np.testing.assert_array_equal(outside(banned, drawn, np.full_like(drawn, user)), allowed)
 
 
 def test_seen_items_are_masked_in_evaluation(tmp_path: Path) -> None:
@@ -245,3 +249,10 @@ def test_amazon_games(shared_data: Path) -> None:
     found = load_interactions(shared_data / "amazon-games" / "Video.txt", "sasrec")
     assert (len(found.user_ids), len(found.item_ids), len(found.items)) == (31_013, 23_715, 287_107)
     assert found.frequent(3, 1).notes == {FEW_USERS: 112}
+
+
+def test_users_without_enough_actions_are_named(tmp_path: Path) -> None:
+    """Data of short histories would otherwise end in an empty loader, far from its cause."""
+    path = write(tmp_path, {"p": "ab", "q": "cd"})
+    with pytest.raises(DataError, match="no user has 3 actions on items with 1; lower min_actions or min_item_actions"):
+        lists(path, "test")

@@ -10,7 +10,9 @@ import torch
 from datamodules.batch import Batch
 from datamodules.records import History, Item
 from losses import MutualInformation, Targets, UserL2
+from models.mixture import MixtureConfig
 from models.next_item_mol import NextItemMoL, user_number
+from models.sequence import SequenceConfig
 
 HISTORIES = [History.of("7", ("i0", "i2", "i1"), None), History.of("ann", ("i4",), None)]
 ITEMS = [Item(f"i{n}", "") for n in range(5)]
@@ -65,3 +67,12 @@ def test_the_loss_has_its_three_parts(model: NextItemMoL) -> None:
     expected = model.head.users.rows(tokens["users"]).square().sum(dim=(1, 2)).mean().item()  # type: ignore[arg-type]
     assert whole[0.0, 1.0] - whole[0.0, 0.0] == pytest.approx(expected, rel=1e-4)
     assert -3 < whole[1.0, 0.0] - whole[0.0, 0.0] < 0
+
+
+def test_components_must_divide_the_width() -> None:
+    """A grid that does not fit the encoder must be refused before the data is read, with what would fit."""
+    encoder = SequenceConfig(width=10, length=4)
+    with pytest.raises(ValueError, match="query vector of width 10 does not divide into 4 components; give a width"):
+        NextItemMoL(["a"], encoder, MixtureConfig(query_components=4, item_components=5))
+    with pytest.raises(ValueError, match="item vector of width 10 does not divide into 4 components of width 5"):
+        NextItemMoL(["a"], encoder, MixtureConfig(query_components=2, item_components=4))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,14 +15,19 @@ from lightning import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from sklearn.metrics import ndcg_score
 
+from datamodules.batch import Batch
 from datamodules.records import DataError, History, Item, Query
 from datamodules.sequences import NextItems
 from losses import BinaryCrossEntropy, SoftmaxCrossEntropy, Targets
 from losses.ranking import binary_cross_entropy
 from models import checkpoint
 from models.next_item import NextItem, rank_metrics, target_ranks
+from models.next_item_mol import NextItemMoL
 from models.sequence import SequenceConfig, SequenceEncoder, build_encoder
 from models.similarity import Optimization
+from retrieval.evaluation import evaluate, similarity_scorer
+from retrieval.search_exact import Exact
+from retrieval.searcher import SearchTask
 
 CONFIGS = [
     SequenceConfig("sasrec", width=16, heads=2, length=8, aligned="first"),
@@ -102,7 +108,7 @@ def test_hstu_attention_by_hand() -> None:
     for i, j in itertools.product(range(3), range(3)):
         seconds = max(abs(int(times[0, i] - times[0, j])), 1)
         bucket = min(int(math.log(seconds) / 0.301), 5)
-        bias = block.position_bias[i - j, 0] + block.time_bias[bucket, 0] if j <= i else 0
+        bias = block.position_bias[i - j] + block.time_bias[bucket] if j <= i else 0
         for head in (slice(0, 2), slice(2, 4)):
             weight = silu(q[i, head] @ k[j, head] + bias) / 6 if j <= i else 0
             attended[i, head] += weight * v[j, head]
@@ -124,6 +130,8 @@ def test_bad_sequences_are_refused(encoder: SequenceEncoder) -> None:
     if encoder.config.time_buckets:
         with pytest.raises(ValueError, match="no times were given"):
             encoder(torch.tensor([[1, 2]]))
+    with pytest.raises(ValueError, match="go with bias_time: next, but it is last"):
+        encoder(torch.tensor([[1, 2]]), times[:1], times[:1])
 
 
 @pytest.mark.parametrize(
@@ -133,6 +141,8 @@ def test_bad_sequences_are_refused(encoder: SequenceEncoder) -> None:
         ({"dropout": 1.0}, "below 1"),
         ({"time_buckets": 4}, "for hstu only"),
         ({"length": 0}, "at least 1"),
+        ({"architecture": "hstu", "bias_time": "next"}, "bias_time: next needs time_buckets"),
+        ({"output_length": -1}, "output_length is 0 or more"),
     ],
 )
 def test_bad_sizes_are_refused(settings: dict[str, Any], message: str) -> None:
@@ -180,6 +190,41 @@ def test_positions_and_queries_agree() -> None:
             alone = model.encode_queries(model.collate_queries([prefix]))["vector"]
             torch.testing.assert_close(states[place : place + 1], alone, atol=1e-5, rtol=1e-5)
             place += 1
+
+
+@pytest.mark.parametrize("bias_time", ["last", "next"])
+def test_time_biases_begin_where_they_are_told(bias_time: Any) -> None:
+    """Biases by the next action's time need it at every position; off by one, each state is asked at another's time."""
+    config = SequenceConfig("hstu", width=8, blocks=1, length=4, time_buckets=64, bias_time=bias_time, output_length=3)
+    model = NextItem([f"i{n}" for n in range(5)], config).eval()
+    torch.nn.init.normal_(model.encoder.blocks[0].time_bias)  # type: ignore[union-attr, arg-type]
+    history = History.of("u", ["i0", "i1", "i2", "i3", "i4"], [1, 9, 80, 900, 8_000], now=90_000)
+    tokens = model.collate_queries([history])
+    assert [part.values.tolist() for part in tokens.values()][1:] == (  # type: ignore[union-attr]
+        [[9, 80, 900, 8_000]] if bias_time == "last" else [[9, 80, 900, 8_000], [80, 900, 8_000, 90_000]]
+    )
+    before = model.encode_positions(tokens)["vector"]
+    later = model.encode_positions(model.collate_queries([replace(history, now=900_000_000)]))["vector"]
+    assert isinstance(before, torch.Tensor) and isinstance(later, torch.Tensor)
+    torch.testing.assert_close(before[:3], later[:3])
+    assert ((before[3] - later[3]).abs().max() > 1e-4) == (bias_time == "next")
+
+
+@pytest.mark.parametrize("kind", [NextItem, NextItemMoL])
+def test_shared_candidates_score_as_listed_ones(kind: Any) -> None:
+    """Shared negatives go through other matrix products; a transposed one would train on other pairs' scores."""
+    torch.manual_seed(0)
+    model = kind.tiny().eval()
+    histories = [History.of("1", ["i0", "i2", "i1"], [1, 5, 9]), History.of("2", ["i4"], [3])]
+    queries, items = model.collate_queries(histories), model.collate_items([Item(f"i{n}", "") for n in range(5)])
+    own, shared = torch.tensor([[2], [1], [3], [0]]), torch.tensor([4, 0, 2])
+    listed = torch.cat([own, shared.expand(4, 3)], dim=1)
+    targets = Targets((torch.arange(4) == 0).float().expand(4, 4), torch.ones(4, 4, dtype=torch.bool))
+    apart = Batch(queries, items, own, targets, ["1", "2"], True, shared)
+    together = Batch(queries, items, listed, targets, ["1", "2"], True)
+    torch.testing.assert_close(model.list_scores(apart), model.list_scores(together), atol=1e-5, rtol=1e-5)
+    model.log_dict = lambda *_, **__: None
+    torch.testing.assert_close(model.training_loss(apart), model.training_loss(together), atol=1e-5, rtol=1e-5)
 
 
 def test_ranks_and_metrics_against_sklearn() -> None:
@@ -267,6 +312,21 @@ def test_a_cycle_is_learnt(
     assert trainer.callback_metrics["val/hr@10"] == 1
     known = model.eval().rank(History.of("new", ["i7", "i8", "i9"]), [Item(name, "") for name in data.item_ids])
     assert data.item_ids[known[0][0]] == "i10"
+
+
+def test_a_search_finds_what_validation_ranks(tmp_path: Path) -> None:
+    """The command line and the training loop would otherwise report two different hit rates of one model."""
+    data = cycle(tmp_path)
+    model = cycle_model(data, "hstu", True, None).eval()
+    [collection] = data.collections("test")
+    batch = data.build("test", collection, model).batch(range(12), 0)
+    with torch.inference_mode():
+        ranks = target_ranks(model.list_scores(batch), batch.targets.labels, batch.targets.mask)
+    task = SearchTask(collection, similarity_scorer(model, collection), np.arange(12), np.empty(0, dtype=np.int64))
+    found = evaluate(task, Exact(), 3, ["R@1", "R@3"])
+    assert 0 < (ranks <= 3).sum() < 12
+    for k in (1, 3):
+        np.testing.assert_array_equal(found.values[f"R@{k}"], ranks <= k)
 
 
 def test_a_resumed_run_ends_with_the_same_weights(tmp_path: Path) -> None:
