@@ -35,11 +35,13 @@ from datamodules.wordnet import find_wordnet, load_wordnet
 from losses.mixture import MutualInformation, sampled_softmax
 from models.mixture import MixtureConfig, MoLHead
 from models.similarity import LearnedSimilarity
+from retrieval.atomic import replacing
 from retrieval.encode import encode_items, encode_queries
 from retrieval.mol_topk import BruteForce, CombTopK, ExactMoL, MixtureSearcher, TopKAvg, TopKPerEmbd
 from retrieval.scorer import Represented, Scorer
 from retrieval.searcher import SearchTask
 
+ENCODER = "checkpoints/wordnet-de"
 BATCH, K = 32, 100
 NEGATIVES = 1024
 CHUNKS = (500, 1000, 2000, 4000, 8000)
@@ -47,24 +49,23 @@ Found = tuple[NDArray[np.int64], NDArray[np.float32]]
 
 
 def vectors(cache: Path) -> tuple[Tensor, Tensor, Tensor]:
-    """Items (N, 384), queries (Q, 384), and each query's gold row (Q,)."""
-    path = cache / "wordnet-minilm.npz"
-    if not path.exists():
-        worlds = load_wordnet(find_wordnet()).values()
-        model = LearnedSimilarity.from_pretrained("sentence-transformers/all-MiniLM-L6-v2")
-        items = [item for world in worlds for item in world.items]
-        starts = np.cumsum([0, *(len(world.items) for world in worlds)])
-        gold = [start + row for start, world in zip(starts, worlds, strict=False) for [row] in world.judgements]
-        queries = [query for world in worlds for query in world.queries]
-        cache.mkdir(parents=True, exist_ok=True)
-        np.savez(
-            path,
-            items=encode_items(model, items)["vector"].numpy(),  # type: ignore[union-attr]
-            queries=encode_queries(model, queries)["vector"].numpy(),  # type: ignore[union-attr]
-            gold=np.array(gold),
-        )
-    with np.load(path, allow_pickle=False) as kept:
-        return torch.from_numpy(kept["items"]), torch.from_numpy(kept["queries"]), torch.from_numpy(kept["gold"])
+    """Items (N, 384), a third of the queries (Q, 384), and each query's gold row (Q,); world by world, resumably."""
+    worlds = load_wordnet(find_wordnet())
+    model = LearnedSimilarity.from_pretrained(ENCODER)
+    parts, start = [], 0
+    cache.mkdir(parents=True, exist_ok=True)
+    for name, world in worlds.items():
+        path = cache / f"{name}.npz"
+        if not path.exists():
+            items = encode_items(model, world.items)["vector"].numpy()  # type: ignore[union-attr]
+            queries = encode_queries(model, world.queries[::3])["vector"].numpy()  # type: ignore[union-attr]
+            with replacing(path) as file:
+                np.savez(file, items=items, queries=queries, gold=[row for [row] in world.judgements[::3]])
+        with np.load(path, allow_pickle=False) as kept:
+            parts.append((kept["items"], kept["queries"], kept["gold"] + start))
+        start += len(world.items)
+    items, queries, gold = (torch.from_numpy(np.concatenate(some)) for some in zip(*parts, strict=True))
+    return items, queries, gold.long()
 
 
 def trained_head(shape: tuple[int, int, int], steps: int, data: tuple[Tensor, Tensor, Tensor]) -> MoLHead:
