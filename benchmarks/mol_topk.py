@@ -1,13 +1,16 @@
 """Top-k search with Mixture-of-Logits beside the reference implementation: time, extra memory, recall.
 
-    python -m benchmarks.mol_topk [--reference DIR] [--shapes 24186:8x4x128 100000:8x8x32 109739:4x4x768]
+    python -m benchmarks.mol_topk prepare [--shapes 24186:8x4x128 ...]
+    python -m benchmarks.mol_topk measure [--reference DIR] [--shapes ...] [--seconds 400]
+    python -m benchmarks.mol_topk table [--shapes ...]
 
-Items and queries are the synsets and usage examples of WordNet as all-MiniLM-L6-v2 encodes them (computed once, kept
-in --cache); beyond their number items are repeated with noise. For each shape a mixture is trained briefly from the
-queries' gold synsets, so that gate and components are no random ones. A batch of 32 queries is searched for k = 100.
-DIR is a clone of bailuding/rails, whose modules get the same weights: as it is, and with its brute force over chunks
-of items, the best of several sizes. Times are medians of paired repeats; extra memory is the process's peak above what
-it held.
+Items and queries are the synsets and usage examples of WordNet, each the mean of its words' embeddings in
+all-MiniLM-L6-v2, weighted by rarity (the transformer itself would take an hour); beyond the synsets' number items are
+repeated with noise. For each shape a mixture is trained on these vectors from the queries' gold synsets, so that gate
+and components are no random ones. `prepare` does all that once and keeps it. `measure` searches a batch of 32 queries
+for k = 100 with every method whose row is not kept yet, and starts none after so many seconds. DIR is a clone of
+bailuding/rails, whose modules get the same weights: as it is, and with its brute force over chunks of items, of several
+sizes. Times are medians; extra memory is the process's peak above what it held.
 """
 
 from __future__ import annotations
@@ -15,12 +18,14 @@ from __future__ import annotations
 import argparse
 import ctypes
 import gc
+import json
 import os
 import statistics
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,59 +33,98 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.nn import functional as F
 
 from datamodules.records import Collection, Item, Query
+from datamodules.reps import Ragged
 from datamodules.wordnet import find_wordnet, load_wordnet
 from losses.mixture import MutualInformation, sampled_softmax
+from models.backbone import BackboneConfig, Encoder, load_tokenizer
 from models.mixture import MixtureConfig, MoLHead
-from models.similarity import LearnedSimilarity
-from retrieval.encode import encode_items, encode_queries
+from models.tokens import TextEncoder, TokenConfig
+from retrieval.atomic import replacing
 from retrieval.mol_topk import BruteForce, CombTopK, ExactMoL, MixtureSearcher, TopKAvg, TopKPerEmbd
 from retrieval.scorer import Represented, Scorer
 from retrieval.searcher import SearchTask
 
 BATCH, K = 32, 100
-NEGATIVES = 1024
-CHUNKS = (500, 1000, 2000, 4000, 8000)
+NEGATIVES = 256
+CHUNKS = (1000, 2000, 4000)
+CHUNKED, EXHAUSTIVE = "reference, brute force, chunks of", "BruteForce"
+SHAPES = ("24186:8x4x128", "109739:4x4x768", "100000:8x8x32", "674044:8x8x32")
 Found = tuple[NDArray[np.int64], NDArray[np.float32]]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Number of items, and P_Q x P_X x d."""
+
+    items: int
+    grid: tuple[int, int, int]
+
+    @classmethod
+    def parse(cls, text: str) -> Shape:
+        """From 24186:8x4x128."""
+        count, grid = text.split(":")
+        p_q, p_x, width = map(int, grid.split("x"))
+        return cls(int(count), (p_q, p_x, width))
+
+    def __str__(self) -> str:
+        return f"{self.items}-{'x'.join(map(str, self.grid))}"
+
+    def weights(self, cache: Path) -> Path:
+        """Where the trained mixture is kept; shapes that differ in the number of items share it."""
+        return cache / f"head-{'x'.join(map(str, self.grid))}.safetensors"
 
 
 def vectors(cache: Path) -> tuple[Tensor, Tensor, Tensor]:
     """Items (N, 384), queries (Q, 384), and each query's gold row (Q,)."""
-    path = cache / "wordnet-minilm.npz"
+    path = cache / "wordnet-words.npz"
     if not path.exists():
         worlds = load_wordnet(find_wordnet()).values()
-        model = LearnedSimilarity.from_pretrained("sentence-transformers/all-MiniLM-L6-v2")
-        items = [item for world in worlds for item in world.items]
+        backbone = BackboneConfig()
+        text = TextEncoder(load_tokenizer(backbone), TokenConfig(64, 64, mention_tags=None, item_tag=None))
+        table = Encoder(backbone).model.get_input_embeddings().weight.detach()
+        items = text.items([item for world in worlds for item in world.items], cls=False)["ids"]
+        queries = text.queries([query for world in worlds for query in world.queries])["ids"]
+        assert isinstance(items, Ragged) and isinstance(queries, Ragged)
+        seen = torch.bincount(items.values, minlength=len(table)).clamp_min(1)
+        weighted = table * (len(items.values) / seen).log()[:, None]
         starts = np.cumsum([0, *(len(world.items) for world in worlds)])
         gold = [start + row for start, world in zip(starts, worlds, strict=False) for [row] in world.judgements]
-        queries = [query for world in worlds for query in world.queries]
-        cache.mkdir(parents=True, exist_ok=True)
-        np.savez(
-            path,
-            items=encode_items(model, items)["vector"].numpy(),  # type: ignore[union-attr]
-            queries=encode_queries(model, queries)["vector"].numpy(),  # type: ignore[union-attr]
-            gold=np.array(gold),
-        )
+        bags = [
+            F.normalize(F.embedding_bag(ids.values.long(), weighted, ids.offsets[:-1], mode="mean"), dim=1)
+            for ids in (items, queries)
+        ]
+        with replacing(path) as file:
+            np.savez(file, items=bags[0], queries=bags[1], gold=gold)
     with np.load(path, allow_pickle=False) as kept:
         return torch.from_numpy(kept["items"]), torch.from_numpy(kept["queries"]), torch.from_numpy(kept["gold"])
 
 
-def trained_head(shape: tuple[int, int, int], steps: int, data: tuple[Tensor, Tensor, Tensor]) -> MoLHead:
-    """A mixture trained on queries and their gold synsets, against items drawn for the batch."""
-    items, queries, gold = data
+def untrained(shape: Shape, width: int) -> MoLHead:
+    """A mixture over raw vectors of this width."""
     torch.manual_seed(0)
     config = MixtureConfig(
-        query_components=shape[0],
-        item_components=shape[1],
-        width=shape[2],
+        query_components=shape.grid[0],
+        item_components=shape.grid[1],
+        width=shape.grid[2],
         query_projection="swiglu",
         item_projection="linear",
         query_gate=True,
         item_gate=True,
     )
-    head, gate_loss = MoLHead(config, queries.shape[1], items.shape[1]), MutualInformation()
+    return MoLHead(config, width, width)
+
+
+def prepare(shape: Shape, cache: Path, steps: int) -> None:
+    """Trains a mixture on queries and their gold synsets, against items drawn for the batch, and keeps it."""
+    items, queries, gold = vectors(cache)
+    if shape.weights(cache).exists():
+        return
+    head, gate_loss = untrained(shape, items.shape[1]), MutualInformation()
     optimizer = torch.optim.AdamW(head.parameters(), lr=1e-3)
     for _ in range(steps):
         rows = torch.randint(len(queries), (64,))
@@ -92,7 +136,22 @@ def trained_head(shape: tuple[int, int, int], steps: int, data: tuple[Tensor, Te
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    return head.eval().requires_grad_(False)
+    print(f"{shape}: loss of the last step {loss.item():.3f}", flush=True)
+    save_file(head.state_dict(), shape.weights(cache))
+
+
+def vectors_of(shape: Shape, cache: Path) -> tuple[Tensor, Tensor]:
+    """As many items as the shape has, and a batch of queries."""
+    items, queries, _ = vectors(cache)
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randperm(len(items), generator=generator)[: shape.items]
+    if shape.items > len(items):
+        more = torch.randint(len(items), (shape.items - len(items),), generator=generator)
+        noise = 0.02 * torch.randn(len(more), items.shape[1], generator=generator)
+        items = torch.cat([items, F.normalize(items[more] + noise, dim=1)])
+    else:
+        items = items[rows]
+    return items, queries[torch.randperm(len(queries), generator=generator)[:BATCH]]
 
 
 def ours(head: MoLHead, items: Tensor, queries: Tensor, searchers: Sequence[MixtureSearcher]) -> None:
@@ -210,7 +269,7 @@ def reference_methods(folder: Path, head: MoLHead, items: Tensor, queries: Tenso
     def best(size: int) -> Callable[[], Found]:
         return lambda: chunked(size)
 
-    methods = {f"reference, brute force, chunks of {size:,}": best(size) for size in CHUNKS}
+    methods = {f"{CHUNKED} {size:,}": best(size) for size in CHUNKS}
     methods["reference, TopKAvg500"] = lambda: top(*average(queries, K))
     methods["reference, CombTopK5_200"] = lambda: top(*both(queries, K))
     if len(items) <= 120_000:
@@ -246,21 +305,16 @@ def peak(run: Callable[[], Any]) -> tuple[Any, float]:
     return result, max(0, highest - before) / 2**20
 
 
-def table(shape: tuple[int, int, int], num_items: int, options: argparse.Namespace) -> None:
-    """Prints the rows of one shape."""
-    items, queries, gold = vectors(options.cache)
-    head = trained_head(shape, options.steps, (items, queries, gold))
-    generator = torch.Generator().manual_seed(0)
-    rows = torch.randperm(len(items), generator=generator)[:num_items]
-    if num_items > len(items):
-        more = torch.randint(len(items), (num_items - len(items),), generator=generator)
-        noise = 0.02 * torch.randn(len(more), items.shape[1], generator=generator)
-        items = torch.cat([items, torch.nn.functional.normalize(items[more] + noise, dim=1)])
-    else:
-        items = items[rows]
-    asked = queries[torch.randperm(len(queries), generator=generator)[:BATCH]]
+def measure(shape: Shape, options: argparse.Namespace) -> None:
+    """Measures the methods that have no row yet."""
+    path = options.rows / f"{shape}.json"
+    rows: dict[str, dict[str, Any]] = json.loads(path.read_text()) if path.exists() else {}
+    items, queries = vectors_of(shape, options.cache)
+    head = untrained(shape, items.shape[1])
+    head.load_state_dict(load_file(shape.weights(options.cache)))
+    head.eval().requires_grad_(False)
     named: dict[str, MixtureSearcher] = {
-        "BruteForce": BruteForce(),
+        EXHAUSTIVE: BruteForce(),
         "Exact": ExactMoL(),
         "TopKAvg500": TopKAvg(500),
         "TopKPerEmbd50": TopKPerEmbd(50),
@@ -271,58 +325,76 @@ def table(shape: tuple[int, int, int], num_items: int, options: argparse.Namespa
     def searched(name: str) -> Callable[[], Found]:
         def search() -> Found:
             ranking = named[name].search(np.arange(BATCH), K)
-            shares[name] = float(np.mean(ranking.calls)) / num_items
+            shares[name] = float(np.mean(ranking.calls)) / shape.items
             return ranking.items, ranking.scores
 
         return search
 
     with torch.inference_mode():
-        ours(head, items, asked, list(named.values()))
+        ours(head, items, queries, list(named.values()))
         methods = {name: searched(name) for name in named}
         if options.reference is not None:
-            methods |= reference_methods(options.reference, head, items, asked)
-        found, memory = {}, {}
+            methods |= reference_methods(options.reference, head, items, queries)
+        exact, scores = methods[EXHAUSTIVE]()
         for name, method in methods.items():
-            found[name], memory[name] = peak(method)
-        times: dict[str, list[float]] = {name: [] for name in methods}
-        for _ in range(options.repeats):
-            for name, method in methods.items():
+            if name in rows or time.monotonic() > options.until:
+                continue
+            found, mebibytes = peak(method)
+            times = []
+            for _ in range(options.repeats):
                 start = time.perf_counter()
                 method()
-                times[name].append(1000 * (time.perf_counter() - start))
-    exact, scores = found["BruteForce"]
-    beside = [name for name in methods if "chunks" in name]
-    best = min(beside, key=lambda name: statistics.median(times[name])) if beside else "BruteForce"
-    print(f"\n{num_items:,} items, {'x'.join(map(str, shape))}; ratios against: {best}\n", flush=True)
+                times.append(1000 * (time.perf_counter() - start))
+            same = float(np.mean([len(np.intersect1d(a, b)) / K for a, b in zip(found[0], exact, strict=True)]))
+            rows[name] = {
+                "ms": times,
+                "MiB": mebibytes,
+                "recall": same,
+                "apart": float(np.abs(found[1] - scores).max()) if same == 1 else None,
+                "share": shares.get(name),
+            }
+            print(shape, name, rows[name], flush=True)
+            with replacing(path) as file:
+                file.write(json.dumps(rows, indent=1).encode())
+
+
+def table(shape: Shape, options: argparse.Namespace) -> None:
+    """Prints the kept rows of one shape."""
+    rows: dict[str, dict[str, Any]] = json.loads((options.rows / f"{shape}.json").read_text())
+    times = {name: statistics.median(row["ms"]) for name, row in rows.items()}
+    best = min((name for name in rows if name.startswith(CHUNKED)), key=times.__getitem__, default=EXHAUSTIVE)
+    print(f"\n{shape.items:,} items, {'x'.join(map(str, shape.grid))}; ratios against: {best}\n")
     print("| method | ms a batch | times as fast | extra MiB | recall@100 | largest difference | gates evaluated |")
     print("|---|---|---|---|---|---|---|")
-    for name in methods:
-        ratio = statistics.median(a / b for a, b in zip(times[best], times[name], strict=True))
-        same = np.mean([len(np.intersect1d(a, b)) / K for a, b in zip(found[name][0], exact, strict=True)])
-        apart = np.abs(found[name][1] - scores).max() if same == 1 else float("nan")
-        share = f"{100 * shares[name]:.1f} %" if name in shares else ""
+    for name, row in rows.items():
+        apart = "" if row["apart"] is None else f"{row['apart']:.1e}"
+        share = "" if row["share"] is None else f"{100 * row['share']:.1f} %"
         print(
-            f"| {name} | {statistics.median(times[name]):.0f} | {ratio:.2f} | {memory[name]:.0f} | {same:.3f} | "
-            f"{apart:.1e} | {share} |",
-            flush=True,
+            f"| {name} | {times[name]:,.0f} | {times[best] / times[name]:.2f} | {row['MiB']:,.0f} | "
+            f"{row['recall']:.3f} | {apart} | {share} |"
         )
 
 
 def main() -> None:
-    """Prints a table for each shape."""
+    """Prepares, measures, or prints the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("step", choices=["prepare", "measure", "table"])
     parser.add_argument("--reference", type=Path, default=None)
-    parser.add_argument("--shapes", nargs="+", default=["24186:8x4x128", "100000:8x8x32", "109739:4x4x768"])
+    parser.add_argument("--shapes", nargs="+", type=Shape.parse, default=list(map(Shape.parse, SHAPES)))
     parser.add_argument("--cache", type=Path, default=Path("out/vectors"))
-    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--rows", type=Path, default=Path("out/mol_topk"))
+    parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=float("inf"))
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
+    options.until = time.monotonic() + options.seconds
     torch.set_num_threads(options.threads)
-    for named in options.shapes:
-        count, grid = named.split(":")
-        p_q, p_x, width = map(int, grid.split("x"))
-        table((p_q, p_x, width), int(count), options)
+    for shape in options.shapes:
+        if options.step == "prepare":
+            prepare(shape, options.cache, options.steps)
+        else:
+            {"measure": measure, "table": table}[options.step](shape, options)
 
 
 if __name__ == "__main__":

@@ -53,7 +53,8 @@ class BackboneConfig:
         lora: train low-rank adapters and leave the backbone's own weights frozen; None trains all weights.
         dropout: overrides the dropout probabilities of the backbone's configuration; None keeps them.
         start: a checkpoint, by folder or name on the Hub, with one encoder of the same backbone and the same ``lora``:
-            training goes on from its trained weights. A released checkpoint does not need it any more.
+            training goes on from its trained weights; tokens of a prefix may be new. A released checkpoint does not
+            need it any more.
     """
 
     name: str = MINILM
@@ -171,6 +172,9 @@ class Encoder(nn.Module):
         if len({holder for holder, rest in parts if rest in found}) > 1:
             raise ValueError(f"backbone.start: {path} has two encoders; which one to start from is not said")
         expected = {name: value for name, value in self.named_parameters() if value.requires_grad}
+        for name in found.keys() & expected.keys():
+            if "trainable_tokens" in name:  # tags come before a prefix, whose tokens the start may not have trained
+                found[name] = torch.cat([found[name], expected[name].detach()[len(found[name]) :]])
         shapes = [{name: tuple(value.shape) for name, value in part.items()} for part in (found, expected)]
         if shapes[0] != shapes[1]:
             differing = sorted(set(shapes[0].items()) ^ set(shapes[1].items()))

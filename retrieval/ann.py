@@ -1,10 +1,10 @@
-"""Vector indices on faiss, by inner product."""
+"""Vector indices by inner product, on faiss."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +17,23 @@ except ImportError as error:
     raise ImportError("vector indices need faiss: install the extra cpu or gpu, pip install -e .[cpu]") from error
 
 
+class VectorSearch(Protocol):
+    """What an index kind builds."""
+
+    def search(self, queries: NDArray[np.float32], k: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """Rows (B, k) and inner products (B, k) of queries (B, d), best first; ties by lower row."""
+
+
 class IndexKind(ABC):
-    """How a vector index is built."""
+    """How vectors are indexed."""
+
+    @abstractmethod
+    def build(self, vectors: NDArray[np.float32]) -> VectorSearch:
+        """An index of vectors (N, d)."""
+
+
+class FaissKind(IndexKind):
+    """How a faiss index is built."""
 
     @abstractmethod
     def empty(self, width: int, count: int) -> Any:
@@ -33,7 +48,7 @@ class IndexKind(ABC):
 
 
 class VectorIndex:
-    """A built index, and the vectors (N, d) in it."""
+    """A built faiss index, and the vectors (N, d) in it."""
 
     def __init__(self, index: Any, vectors: NDArray[np.float32]) -> None:
         self._index = index
@@ -60,16 +75,16 @@ class VectorIndex:
 
 
 @dataclass
-class Flat(IndexKind):
+class Flat(FaissKind):
     """Exact search."""
 
     def empty(self, width: int, count: int) -> Any:
-        """See `IndexKind.empty`."""
+        """See `FaissKind.empty`."""
         return faiss.IndexFlatIP(width)
 
 
 @dataclass
-class HNSW(IndexKind):
+class HNSW(FaissKind):
     """Hierarchical navigable small-world graph.
 
     Attributes:
@@ -87,7 +102,7 @@ class HNSW(IndexKind):
             raise ValueError(f"HNSW needs at least 2 links and breadths of at least 1, got {self}")
 
     def empty(self, width: int, count: int) -> Any:
-        """See `IndexKind.empty`."""
+        """See `FaissKind.empty`."""
         index = faiss.IndexHNSWFlat(width, self.links, faiss.METRIC_INNER_PRODUCT)
         index.hnsw.efConstruction = self.ef_construction
         index.hnsw.efSearch = self.ef_search
@@ -95,7 +110,7 @@ class HNSW(IndexKind):
 
 
 @dataclass
-class IVF(IndexKind):
+class IVF(FaissKind):
     """Inverted lists around k-means centroids.
 
     Attributes:
@@ -111,7 +126,7 @@ class IVF(IndexKind):
             raise ValueError(f"IVF needs at least one list and one probe, got {self}")
 
     def empty(self, width: int, count: int) -> Any:
-        """See `IndexKind.empty`."""
+        """See `FaissKind.empty`."""
         if self.lists > count:
             raise ValueError(f"IVF with {self.lists} lists needs at least as many vectors, got {count}")
         quantizer = faiss.IndexFlatIP(width)

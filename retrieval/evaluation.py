@@ -110,7 +110,8 @@ def evaluate(
     if exact is not None:
         recall = {f"Top-{n}-Recall": topk_recall(items[:, :n], exact, n) for n in recalls if n <= items.shape[1]}
     items, scores = _without(banned, items, scores)
-    ranking = Ranking(items[:, :k], scores[:, :k], calls, steps)
+    notes = {name: np.concatenate([part.notes[name] for part in parts]) for name in parts[0].notes} if parts else {}
+    ranking = Ranking(items[:, :k], scores[:, :k], calls, steps, notes)
     values = accuracies(items, task.collection, task.query_rows, known_candidates=searcher.budget is not None)
     values |= ir_metrics(ranking.items, task.collection, task.query_rows, metrics) | recall
     costs = {"calls": calls.astype(float), "milliseconds": 1000 * np.array(seconds)}
@@ -121,6 +122,7 @@ def evaluate(
         "index_seconds": searcher.index_seconds,
         "index_calls": searcher.index_calls,
         "bytes": {"representations": task.scorer.representation_bytes},
+        **({"notes": {name: _described(column) for name, column in notes.items()}} if notes else {}),
         **({"stages": stages} if (stages := searcher.stage_costs()) else {}),
     }
     return Evaluation(task, ranking, values | costs, summary)

@@ -2,24 +2,44 @@
 
 A similarity is a mixture of logits when it has a ``head`` (see `MixtureHead`) and its representations have the parts
 ``components`` and, where the gate sees raw vectors, ``gate``. No class is asked for by name.
+
+Layout: component logits are (P, b, C), components first, P = P_X P_Q item-major, then b queries and C items. So one
+matrix product fills them without a copy of the items, and the gate's layers run over contiguous memory.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
+import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from datamodules.reps import Reps
 from retrieval.scorer import Rows, Scores
-from retrieval.searcher import SearchTask, top_order
+from retrieval.searcher import SearchTask
 
-CHUNK = 2048  # items at once: more of them do not fit a processor's cache
+CHUNK = 1024  # items at once: more of them do not fit a processor's cache
+PAIRS = 4096  # pairs whose gate is evaluated at once, for the same reason
 QUERIES = 64  # queries at once
+
+
+class MixtureGate(Protocol):
+    """The gate of a mixture of logits.
+
+    Its probabilities are not negative and sum to 1, so that no score exceeds the largest of its logits.
+    """
+
+    def scores(self, logits: Tensor, query: Tensor | None, item: Tensor | None) -> Tensor:
+        """Scores (...) of logits (P, ...) and the gate's two precomputed parts."""
+
+    def reordered(self, order: Tensor) -> Any:
+        """The same gate, a module, for logits in another order."""
+
+    def parameters(self) -> Iterator[Tensor]:
+        """Weights."""
 
 
 class MixtureHead(Protocol):
@@ -27,35 +47,56 @@ class MixtureHead(Protocol):
 
     Attributes:
         temperature: component logits are divided by it.
-        gate: (logits (..., P, K), query part or None, item part or None) to scores (..., K) and probabilities; these
-            are not negative and sum to 1, so that no score exceeds the largest of its logits.
+        gate: mixes the logits of a pair.
     """
 
     temperature: float
-    gate: nn.Module
+    gate: MixtureGate
 
 
 @dataclass(frozen=True)
 class Block:
-    """Some queries.
+    """b queries.
 
     Attributes:
-        raw: (b, P_Q, d).
-        components: (b, P_Q, d), divided by the temperature, in single precision.
-        gate: (b, P, 1), the gate's query part; None without one.
+        components: (P_Q, b, d), divided by the temperature, in single precision.
+        gate: (P, b), the gate's query part; None without one.
+        rows: (b,) among all queries.
     """
 
-    raw: Tensor
     components: Tensor
     gate: Tensor | None
+    rows: Tensor
 
     def __len__(self) -> int:
-        return len(self.components)
+        return len(self.rows)
 
     def take(self, places: Sequence[int]) -> Block:
         """The queries at ``places``."""
         chosen = list(places)
-        return Block(self.raw[chosen], self.components[chosen], None if self.gate is None else self.gate[chosen])
+        gate = None if self.gate is None else self.gate[:, chosen]
+        return Block(self.components[:, chosen], gate, self.rows[chosen])
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """M pairs of a query of a block and an item.
+
+    Attributes:
+        places: (M,) of the queries in the block, ascending.
+        rows: (M,) items.
+    """
+
+    places: Tensor
+    rows: Tensor
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def split(self, size: int) -> Iterator[Self]:
+        """Pieces of ``size`` pairs."""
+        for places, rows in zip(torch.split(self.places, size), torch.split(self.rows, size), strict=True):
+            yield type(self)(places, rows)
 
 
 class MixtureIndex:
@@ -81,15 +122,20 @@ class MixtureIndex:
         _check_finite("items", represented.items, task.collection.items)
         _check_finite("queries", represented.queries, task.collection.queries)
         device = getattr(represented.similarity, "device", "cpu")
-        self._queries, self._query_gate = _parts(represented.queries, device)
-        self.items, self._item_gate = _parts(represented.items, device)
-        self._mixture: MixtureHead = head
-        # The order of the results must not depend on how the pairs were batched, so the last word is in double.
-        self._fine = copy.deepcopy(head.gate).double()
-        self._memory = memory
+        self._queries, query_gate = _parts(represented.queries, device)
+        self.items, item_gate = _parts(represented.items, device)
+        self.temperature: float = head.temperature
         self.num_items, self.item_components, self.width = self.items.shape
-        self.num_logits = self._queries.shape[1] * self.item_components
-        self.highest = 1 / self._mixture.temperature
+        self.query_components = self._queries.shape[1]
+        self.num_logits = self.query_components * self.item_components
+        order = torch.arange(self.num_logits, device=device).view(self.query_components, -1).T.flatten()
+        self._gate: MixtureGate = head.gate.reordered(order)
+        # The order of the results must not depend on how the pairs were batched, so the last word is in double.
+        self._fine: MixtureGate = head.gate.reordered(order).double()
+        self._query_gate = None if query_gate is None else query_gate.float().T[order]
+        self._item_gate = None if item_gate is None else item_gate.float().T[order]
+        self._memory = memory
+        self.highest = 1 / self.temperature
         """No logit exceeds it, but for rounding: components have length 1."""
         self.rounding = (2 * self.num_logits + 8) * torch.finfo(torch.float32).eps * self.highest
         """What rounding can add to a sum of logits with probabilities for weights."""
@@ -99,107 +145,96 @@ class MixtureIndex:
         size = min(QUERIES, max(1, self._memory // (8 * self.num_items)))
         for rows in torch.split(torch.from_numpy(query_rows).to(self._queries.device), size):
             if len(rows):
-                gate = None if self._query_gate is None else self._query_gate[rows][..., None].float()
-                raw = self._queries[rows]
-                yield Block(raw, raw.float() / self._mixture.temperature, gate)
+                components = self._queries[rows].float().transpose(0, 1).contiguous() / self.temperature
+                yield Block(components, None if self._query_gate is None else self._query_gate[:, rows], rows)
 
     def chunks(self, block: Block) -> Iterator[tuple[int, int]]:
         """(first, last + 1) of the items in chunks that fit the other half of the memory."""
-        hidden = sum(parameter.shape[0] for parameter in self._mixture.gate.parameters() if parameter.ndim == 2)
-        floats = (len(block) + 4) * self.num_logits + self.item_components * self.width + hidden
-        size = min(CHUNK, max(1, self._memory // (8 * floats)))
+        size = min(CHUNK, max(1, self._memory // (16 * len(block) * self.num_logits)))
         for start in range(0, self.num_items, size):
             yield start, min(start + size, self.num_items)
 
     def logits(self, block: Block, start: int, stop: int) -> Tensor:
-        """(b, P, C) logits of a block with the items from ``start`` to ``stop``, in one matrix product."""
-        items = self.items[start:stop].transpose(0, 1).reshape(-1, self.width).float()
-        product = block.components.reshape(-1, self.width) @ items.T
-        return product.view(len(block), self.num_logits, stop - start)
+        """(P, b, C) logits of a block with the items from ``start`` to ``stop``."""
+        items = self.items[start:stop].float().permute(1, 2, 0)
+        queries = block.components.flatten(0, 1).expand(self.item_components, -1, -1)
+        return torch.bmm(queries, items).view(self.num_logits, len(block), stop - start)
 
-    def mix(self, block: Block, place: int, logits: Tensor, items: slice | Tensor) -> Tensor:
-        """(K,) scores of one query of the block with K items whose logits (P, K) are known."""
-        query = None if block.gate is None else block.gate[place]
-        item = None if self._item_gate is None else self._item_gate[items].float().T
-        scores: Tensor = self._mixture.gate(logits, query, item)[0]
-        return scores
-
-    def score(self, block: Block, place: int, rows: Tensor) -> Tensor:
-        """(K,) scores of one query of the block with the items ``rows`` (K,)."""
-        query = block.components[place]
-        parts = [self.mix(block, place, self._logits_of(query, few), few) for few in torch.split(rows, CHUNK)]
+    def mix(self, block: Block, logits: Tensor, start: int) -> Tensor:
+        """(b, C) scores of a block with C items from ``start`` on, whose logits (P, b, C) are known."""
+        size = logits.shape[2]
+        item = None if self._item_gate is None else self._item_gate[:, None, start : start + size]
+        step = max(1, PAIRS // size)
+        parts = []
+        for first in range(0, len(block), step):
+            some = slice(first, first + step)
+            query = None if block.gate is None else block.gate[:, some, None]
+            parts.append(self._gate.scores(logits[:, some], query, item))
         return torch.cat(parts)
 
-    def averages(self, block: Block, mean_items: Tensor) -> Tensor:
-        """(b, N) mean logits: one dot product a pair (RAILS Eq. 6); ``mean_items`` is (N, d)."""
-        return block.components.mean(dim=1) @ mean_items.T
+    def mix_some(self, block: Block, logits: Tensor, pairs: Pairs, start: int) -> Tensor:
+        """(M,) scores of some pairs of a chunk, whose logits (P, b, C) are known."""
+        flat, size = logits.flatten(1), logits.shape[2]
+        parts = [
+            self._gate.scores(flat[:, some.places * size + (some.rows - start)], *self._gate_parts(block, some))
+            for some in pairs.split(PAIRS)
+        ]
+        return torch.cat(parts)
 
-    def mean_items(self) -> Tensor:
-        """(N, d) mean component of each item."""
-        return torch.cat([chunk.float().mean(dim=1) for chunk in torch.split(self.items, CHUNK)])
+    def score(self, block: Block, pairs: Pairs) -> Tensor:
+        """(M,) scores of pairs."""
+        parts = []
+        for some in pairs.split(PAIRS // 4):
+            query = block.components[:, some.places].transpose(0, 1)
+            logits = torch.bmm(self.items[some.rows].float(), query.transpose(1, 2))
+            parts.append(self._gate.scores(logits.flatten(1).T.contiguous(), *self._gate_parts(block, some)))
+        return torch.cat(parts)
 
-    def component_tops(self, block: Block, count: int) -> tuple[list[Tensor], Tensor]:
-        """Union of the top ``count`` items of every logit (RAILS Algorithm 2, TopKPerEmbedding).
-
-        Returns:
-            For each query the rows, ascending, each once; and (b,) what no other item's score exceeds, -inf where there
-            is none: the largest of the P logits that come next (Theorem 2).
-        """
-        lists = len(block) * self.num_logits
-        values = torch.empty(lists, 0, device=self.items.device)
-        rows = torch.empty(lists, 0, dtype=torch.int64, device=self.items.device)
-        for start, stop in self.chunks(block):
-            logits = self.logits(block, start, stop).view(lists, -1)
-            best = largest(logits, min(count + 1, stop - start))
-            values, rows = torch.cat([values, logits.gather(1, best)], dim=1), torch.cat([rows, best + start], dim=1)
-            kept = largest(values, min(count + 1, values.shape[1]))
-            values, rows = values.gather(1, kept), rows.gather(1, kept)
-        bounds = values.view(len(block), self.num_logits, -1).amin(dim=2).amax(dim=1) + self.rounding
-        rows = rows.gather(1, largest(values, min(count, self.num_items)))
-        found = [torch.unique(some) for some in rows.view(len(block), -1)]
-        everything = torch.tensor([len(some) == self.num_items for some in found], device=bounds.device)
-        return found, bounds.masked_fill(everything, -torch.inf)
+    def score_fine(self, block: Block, pairs: Pairs) -> Tensor:
+        """(M,) scores of pairs in double precision."""
+        parts = []
+        for some in pairs.split(PAIRS // 8):
+            query = self._queries[block.rows[some.places]].double() / self.temperature
+            logits = torch.bmm(self.items[some.rows].double(), query.transpose(1, 2)).flatten(1).T.contiguous()
+            gates = [None if gate is None else gate.double() for gate in self._gate_parts(block, some)]
+            parts.append(self._fine.scores(logits, *gates))
+        return torch.cat(parts)
 
     def settle(
-        self, block: Block, place: int, rows: Tensor, scores: Tensor, k: int, tolerance: float
+        self, block: Block, rows: Tensor | None, scores: Tensor, k: int, tolerance: float
     ) -> tuple[Rows, Scores, float]:
-        """The top k of one query's scored items: those near or above the k-th are scored again, in double precision.
+        """The top k of each query's scored items: those near or above the k-th are scored again, in double precision.
 
         Args:
             block: of queries.
-            place: of the query in it.
-            rows: (m,) items.
-            scores: (m,) theirs, in single precision.
-            k: at most m.
+            rows: (b, m) items; None: all items, in order.
+            scores: (b, m) theirs, in single precision; -inf for none.
+            k: at most the number of scored items.
             tolerance: how far these may be off.
 
         Returns:
-            Rows (k,) and scores (k,), ties by lower row, and the largest error seen.
+            Rows (b, k) and scores (b, k), ties by lower row, and the largest error seen.
 
         Raises:
             FloatingPointError: a score is not finite.
         """
-        if not bool(scores.isfinite().all()):
+        if bool((scores.isnan() | scores.isposinf()).any()):
             raise FloatingPointError("the gate gives scores that are not finite; look at the checkpoint's weights")
-        near = (scores >= scores.topk(k).values[-1] - 2 * tolerance).nonzero()[:, 0]
-        rows = rows[near]
-        fine = torch.cat([self._fine_scores(block, place, few) for few in torch.split(rows, CHUNK)])
-        error = float((fine - scores[near].double()).abs().max())
-        items, exact = rows.cpu().numpy(), fine.float().cpu().numpy()
-        order = top_order(exact[None], items[None], k)[0]
-        return items[order], exact[order], error
+        threshold = scores.topk(k, dim=1).values[:, -1:] - 2 * tolerance
+        places, columns = (scores >= threshold).nonzero(as_tuple=True)
+        near = Pairs(places, columns if rows is None else rows[places, columns])
+        fine = self.score_fine(block, near)
+        error = float((fine - scores[places, columns].double()).abs().max())
+        query, items, exact = places.cpu().numpy(), near.rows.cpu().numpy(), fine.float().cpu().numpy()
+        order = np.lexsort((items, -exact, query))
+        firsts = np.searchsorted(query, np.arange(len(block)))
+        best = order[firsts[:, None] + np.arange(k)]
+        return items[best], exact[best], error
 
-    def _fine_scores(self, block: Block, place: int, rows: Tensor) -> Tensor:
-        query = None if block.gate is None else block.gate[place].double()
-        item = None if self._item_gate is None else self._item_gate[rows].double().T
-        components = block.raw[place].double() / self._mixture.temperature
-        scores: Tensor = self._fine(self._logits_of(components, rows), query, item)[0]
-        return scores
-
-    def _logits_of(self, query: Tensor, rows: Tensor) -> Tensor:
-        """(P, K) logits of one query (P_Q, d) with the items ``rows`` (K,), in the query's precision."""
-        items = self.items[rows].transpose(0, 1).reshape(-1, self.width).to(query.dtype)
-        return (query @ items.T).view(self.num_logits, len(rows))
+    def _gate_parts(self, block: Block, pairs: Pairs) -> tuple[Tensor | None, Tensor | None]:
+        """(P, M) parts of the gate for pairs."""
+        query = None if block.gate is None else block.gate[:, pairs.places]
+        return query, None if self._item_gate is None else self._item_gate[:, pairs.rows]
 
 
 def largest(scores: Tensor, k: int) -> Tensor:

@@ -7,7 +7,8 @@ calls are the pairs whose gate was evaluated.
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -15,13 +16,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from retrieval.mol_index import Block, MixtureIndex, largest
+from retrieval.ann import IndexKind
+from retrieval.mol_candidates import ByComponent, ByMean
+from retrieval.mol_index import Block, MixtureIndex, Pairs
 from retrieval.scorer import Rows, Scores
 from retrieval.searcher import Ranking, Searcher, Stopwatch, check_budget
 
 TOLERANCE = 1e-5  # of a logit's range: how far single precision is taken to be off at first
 SEEDS = 256  # items scored before the bounds are looked at, by the mean of their logits
-DENSE = 0.75  # share of a chunk from which on gathering what is left costs more than evaluating all of it
+DENSE = 0.5  # share of a chunk from which on gathering what is left costs more than evaluating all of it
 
 
 @dataclass(frozen=True)
@@ -46,19 +49,24 @@ class BoundedRanking(Ranking):
         gaps: Scores = np.maximum(self.bounds - self.scores[:, -1], 0)
         return gaps
 
+    def noted(self, num_items: int) -> Self:
+        """With notes: whether it is certified, the gap, and the share of the items whose gate was evaluated."""
+        found = {"certified": self.certified, "gap": self.gaps, "gates evaluated": self.calls / num_items}
+        return replace(self, notes={name: np.asarray(values, dtype=np.float64) for name, values in found.items()})
+
 
 @dataclass(frozen=True)
 class Found:
     """What a method scored for b queries.
 
     Attributes:
-        rows: for each query the items, each once.
-        scores: theirs, in single precision.
+        rows: (b, m) items, each of a query's once; None: all items, in order.
+        scores: (b, m) theirs, in single precision; -inf for none.
         bounds: (b,) what no other item's score exceeds.
     """
 
-    rows: list[Tensor]
-    scores: list[Tensor]
+    rows: Tensor | None
+    scores: Tensor
     bounds: Tensor
 
 
@@ -104,26 +112,30 @@ class MixtureSearcher(Searcher):
             for block in self._index.blocks(query_rows):
                 found, best, exact = self._exactly(block, k)
                 items, scores = np.concatenate([items, best]), np.concatenate([scores, exact])
-                calls = np.concatenate([calls, [len(rows) for rows in found.rows]])
+                calls = np.concatenate([calls, (~found.scores.isneginf()).sum(dim=1).cpu().numpy()])
                 bounds = np.concatenate([bounds, found.bounds.float().cpu().numpy()])
-        return BoundedRanking(items, scores, calls, dict(watch.seconds), bounds=bounds)
+        return BoundedRanking(items, scores, calls, dict(watch.seconds), bounds=bounds).noted(self._index.num_items)
 
     def _exactly(self, block: Block, k: int) -> tuple[Found, Rows, Scores]:
         """Searches with a tolerance that covers the errors seen: large weights of a gate make rounding worse."""
         tolerance = TOLERANCE * self._index.highest
         while True:
             found = self.find(block, k, tolerance)
-            settled = [
-                self._index.settle(block, place, rows, scores, k, tolerance)
-                for place, (rows, scores) in enumerate(zip(found.rows, found.scores, strict=True))
-            ]
-            error = max(off for _, _, off in settled)
+            rows, exact, error = self._index.settle(block, found.rows, found.scores, k, tolerance)
             if error <= tolerance:
-                return found, np.stack([rows for rows, _, _ in settled]), np.stack([exact for _, exact, _ in settled])
+                return found, rows, exact
             tolerance = 4 * error
 
-    def _scored(self, block: Block, rows: list[Tensor], bounds: Tensor) -> Found:
-        return Found(rows, [self._index.score(block, place, some) for place, some in enumerate(rows)], bounds)
+    def _scored(self, block: Block, rows: Sequence[Tensor], bounds: Tensor) -> Found:
+        """Scores the given rows of each query."""
+        sizes = torch.tensor([len(some) for some in rows], device=bounds.device)
+        places = torch.repeat_interleave(torch.arange(len(block), device=bounds.device), sizes)
+        there = torch.arange(int(sizes.max()), device=bounds.device) < sizes[:, None]
+        padded = torch.zeros(there.shape, dtype=torch.int64, device=bounds.device)
+        padded[there] = torch.cat(list(rows))
+        scores = torch.full(there.shape, -torch.inf, device=bounds.device)
+        scores[there] = self._index.score(block, Pairs(places, padded[there]))
+        return Found(padded, scores, bounds)
 
 
 class BruteForce(MixtureSearcher):
@@ -137,13 +149,10 @@ class BruteForce(MixtureSearcher):
     def find(self, block: Block, k: int, tolerance: float) -> Found:
         """See `MixtureSearcher.find`."""
         index = self._index
-        scores = torch.empty(len(block), index.num_items, device=index.items.device)
+        scores = torch.empty(len(block), index.num_items, device=block.rows.device)
         for start, stop in index.chunks(block):
-            logits = index.logits(block, start, stop)
-            for place in range(len(block)):
-                scores[place, start:stop] = index.mix(block, place, logits[place], slice(start, stop))
-        rows = torch.arange(index.num_items, device=scores.device)
-        return Found([rows] * len(block), list(scores), scores.new_full((len(block),), -torch.inf))
+            scores[:, start:stop] = index.mix(block, index.logits(block, start, stop), start)
+        return Found(None, scores, scores.new_full((len(block),), -torch.inf))
 
 
 class ExactMoL(MixtureSearcher):
@@ -173,37 +182,31 @@ class ExactMoL(MixtureSearcher):
         """Also averages each item's components."""
         super().prepare(watch)
         with watch.step("mean components"):
-            self._mean = self._index.mean_items()
+            self._by_mean = ByMean(self._index)
 
     def find(self, block: Block, k: int, tolerance: float) -> Found:
         """See `MixtureSearcher.find`."""
         index = self._index
-        scores = torch.full((len(block), index.num_items), -torch.inf, device=index.items.device)
-        count = min(max(k, self.seeds), index.num_items)
-        for place, seeds in enumerate(index.averages(block, self._mean).topk(count, dim=1).indices):
-            scores[place, seeds] = index.score(block, place, seeds)
-        best = scores.topk(k, dim=1).values
+        scores = torch.full((len(block), index.num_items), -torch.inf, device=block.rows.device)
+        seeds = self._by_mean(block, min(max(k, self.seeds), index.num_items))
+        places = torch.arange(len(block), device=seeds.device).repeat_interleave(seeds.shape[1])
+        scores.scatter_(1, seeds, index.score(block, Pairs(places, seeds.flatten())).view(seeds.shape))
+        best = scores.gather(1, seeds).topk(k, dim=1).values
         left = scores.new_full((len(block),), -torch.inf)
         for start, stop in index.chunks(block):
             logits = index.logits(block, start, stop)
-            bounds = logits.amax(dim=1) + index.rounding
+            bounds = logits.amax(dim=0) + index.rounding
             known = scores[:, start:stop]
-            open_items = (bounds >= best[:, -1:] - tolerance) & known.isneginf()
-            for place in open_items.any(dim=1).nonzero()[:, 0].tolist():
-                columns = open_items[place].nonzero()[:, 0]
-                found = self._mixed(block, place, logits[place], columns, start)
-                known[place, columns] = found
-                best[place] = torch.cat([best[place], found]).topk(k).values
+            there = (bounds >= best[:, -1:] - tolerance) & known.isneginf()
+            pairs = Pairs(*there.nonzero(as_tuple=True))
+            if len(pairs) < DENSE * there.numel():
+                found = index.mix_some(block, logits, Pairs(pairs.places, pairs.rows + start), start)
+            else:
+                found = index.mix(block, logits, start)[there]
+            known[there] = found
+            best = torch.cat([best, known.masked_fill(~there, -torch.inf)], dim=1).topk(k, dim=1).values
             left = torch.maximum(left, bounds.masked_fill(~known.isneginf(), -torch.inf).amax(dim=1))
-        rows = [(~some.isneginf()).nonzero()[:, 0] for some in scores]
-        return Found(rows, [some[there] for some, there in zip(scores, rows, strict=True)], left)
-
-    def _mixed(self, block: Block, place: int, logits: Tensor, columns: Tensor, start: int) -> Tensor:
-        """Scores of the chunk's items at ``columns``."""
-        size = logits.shape[1]
-        if len(columns) < DENSE * size:
-            return self._index.mix(block, place, logits[:, columns], columns + start)
-        return self._index.mix(block, place, logits, slice(start, start + size))[columns]
+        return Found(None, scores, left)
 
 
 class TopKPerEmbd(MixtureSearcher):
@@ -214,11 +217,13 @@ class TopKPerEmbd(MixtureSearcher):
     Args:
         per_embedding: items of each of the P_Q P_X logits.
         memory: MiB that a search may use besides the representations.
+        ann: how each of the items' components is indexed; None: all logits are looked at.
     """
 
-    def __init__(self, per_embedding: int = 50, memory: int = 64) -> None:
+    def __init__(self, per_embedding: int = 50, memory: int = 64, ann: IndexKind | None = None) -> None:
         super().__init__(memory)
         self.per_embedding = per_embedding
+        self.ann = ann
 
     @classmethod
     def tiny(cls, stage: Any, budget: int) -> Self:
@@ -230,20 +235,15 @@ class TopKPerEmbd(MixtureSearcher):
         super().check(k)
         check_budget(self.per_embedding, 1, len(self.task.collection.items))
 
+    def prepare(self, watch: Stopwatch) -> None:
+        """Also builds the vector indices, if any."""
+        super().prepare(watch)
+        with watch.step("vector indices"):
+            self._by_component = ByComponent(self._index, self.ann)
+
     def find(self, block: Block, k: int, tolerance: float) -> Found:
         """See `MixtureSearcher.find`."""
-        return self._scored(block, *_union(self._index, block, k, self.per_embedding))
-
-
-def _union(index: MixtureIndex, block: Block, k: int, count: int) -> tuple[list[Tensor], Tensor]:
-    """`MixtureIndex.component_tops`, with at least k items for each query."""
-    rows, bounds = index.component_tops(block, count)
-    short = [place for place, some in enumerate(rows) if len(some) < k]
-    if short:
-        more, bounds[short] = _union(index, block.take(short), k, min(2 * count, index.num_items))
-        for place, some in zip(short, more, strict=True):
-            rows[place] = some
-    return rows, bounds
+        return self._scored(block, *self._by_component.at_least(block, self.per_embedding, k))
 
 
 class TopKAvg(MixtureSearcher):
@@ -252,11 +252,13 @@ class TopKAvg(MixtureSearcher):
     Args:
         average: items scored a query.
         memory: MiB that a search may use besides the representations.
+        ann: how the items' mean components are indexed; None: all of them are looked at.
     """
 
-    def __init__(self, average: int = 500, memory: int = 64) -> None:
+    def __init__(self, average: int = 500, memory: int = 64, ann: IndexKind | None = None) -> None:
         super().__init__(memory)
-        self.average = self.budget = average
+        self.average = average
+        self.ann = ann
 
     @classmethod
     def tiny(cls, stage: Any, budget: int) -> Self:
@@ -269,17 +271,17 @@ class TopKAvg(MixtureSearcher):
         check_budget(self.average, k, len(self.task.collection.items))
 
     def prepare(self, watch: Stopwatch) -> None:
-        """Also averages each item's components."""
+        """Also averages each item's components, and indexes them if so wished."""
         super().prepare(watch)
         with watch.step("mean components"):
-            self._mean = self._index.mean_items()
+            self._by_mean = ByMean(self._index, self.ann)
 
     def find(self, block: Block, k: int, tolerance: float) -> Found:
         """See `MixtureSearcher.find`."""
-        rows = largest(self._index.averages(block, self._mean), self.average)  # ties at the edge by lower row
         others = self.average < self._index.num_items
         bound = self._index.highest + self._index.rounding if others else -torch.inf
-        return self._scored(block, list(rows), torch.full((len(block),), bound))
+        bounds = torch.full((len(block),), bound, device=block.rows.device)
+        return self._scored(block, list(self._by_mean(block, self.average)), bounds)
 
 
 class CombTopK(MixtureSearcher):
@@ -289,12 +291,16 @@ class CombTopK(MixtureSearcher):
         per_embedding: items of each of the P_Q P_X logits.
         average: items of the largest mean logits, at least k.
         memory: MiB that a search may use besides the representations.
+        ann: how each of the items' components, and their mean, is indexed; None: all of them are looked at.
     """
 
-    def __init__(self, per_embedding: int = 5, average: int = 200, memory: int = 64) -> None:
+    def __init__(
+        self, per_embedding: int = 5, average: int = 200, memory: int = 64, ann: IndexKind | None = None
+    ) -> None:
         super().__init__(memory)
         self.per_embedding = per_embedding
         self.average = average
+        self.ann = ann
 
     @classmethod
     def tiny(cls, stage: Any, budget: int) -> Self:
@@ -309,15 +315,17 @@ class CombTopK(MixtureSearcher):
         check_budget(self.average, k, num_items)
 
     def prepare(self, watch: Stopwatch) -> None:
-        """Also averages each item's components."""
+        """Also averages each item's components, and builds the vector indices, if any."""
         super().prepare(watch)
         with watch.step("mean components"):
-            self._mean = self._index.mean_items()
+            self._by_mean = ByMean(self._index, self.ann)
+        with watch.step("vector indices"):
+            self._by_component = ByComponent(self._index, self.ann)
 
     def find(self, block: Block, k: int, tolerance: float) -> Found:
         """See `MixtureSearcher.find`."""
-        one, bounds = self._index.component_tops(block, self.per_embedding)
-        other = largest(self._index.averages(block, self._mean), self.average)
+        one, bounds = self._by_component(block, self.per_embedding)
+        other = self._by_mean(block, self.average)
         rows = [torch.unique(torch.cat(pair)) for pair in zip(one, other, strict=True)]
         everything = torch.tensor([len(some) == self._index.num_items for some in rows], device=bounds.device)
         return self._scored(block, rows, bounds.masked_fill(everything, -torch.inf))

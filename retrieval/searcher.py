@@ -57,12 +57,14 @@ class Ranking:
         scores: (B, k) float32.
         calls: (B,) distinct pairs scored for each query.
         seconds: by step, for the whole batch.
+        notes: what else a searcher says of each query, (B,) by name; metrics.json gets the means.
     """
 
     items: Rows
     scores: Scores
     calls: NDArray[np.int64]
     seconds: dict[str, float] = field(default_factory=dict)
+    notes: dict[str, NDArray[np.float64]] = field(default_factory=dict)
 
 
 class Stopwatch:

@@ -10,15 +10,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from qdrant_client import QdrantClient
+from qdrant_client.models import PointIdsList
 
 from datamodules.records import Collection, Item, Query
 from datamodules.reps import Reps
 from models.mixture import MixtureConfig, MoLHead
-from retrieval import mol_index
+from retrieval import mol_index, vector_database
+from retrieval.ann import HNSW, Flat, IndexKind
+from retrieval.evaluation import evaluate
 from retrieval.mol_index import largest
 from retrieval.mol_topk import BoundedRanking, BruteForce, CombTopK, ExactMoL, MixtureSearcher, TopKAvg, TopKPerEmbd
 from retrieval.scorer import Scorer
 from retrieval.searcher import SearchTask
+from retrieval.vector_database import Qdrant
 
 Doubles = NDArray[np.float64]
 METHODS: list[type[MixtureSearcher]] = [BruteForce, ExactMoL, TopKPerEmbd, TopKAvg, CombTopK]
@@ -149,7 +154,7 @@ def test_the_certificate_is_true(chunk: int, vectors: bool) -> None:
     assert ranking.certified.all() and (ranking.calls < 200).all()
     with torch.inference_mode():
         founds = [searcher.find(block, 5, 1e-5) for block in searcher._index.blocks(task.query_rows)]
-    evaluated = [rows.numpy() for found in founds for rows in found.rows]
+    evaluated = [np.flatnonzero(np.isfinite(row)) for found in founds for row in found.scores.numpy()]
     for row, rows in enumerate(evaluated):
         assert len(rows) == ranking.calls[row]
         assert np.delete(scores[row], rows).max() <= ranking.bounds[row] < ranking.scores[row, -1]
@@ -271,3 +276,53 @@ def test_a_gate_that_overflows_is_refused() -> None:
     for searcher in (BruteForce(), ExactMoL()):
         with pytest.raises(FloatingPointError, match="scores that are not finite"):
             run(searcher, task, 3)
+
+
+EMBEDDED = Qdrant(":memory:")
+
+
+@pytest.mark.parametrize("ann", [Flat(), HNSW(8, 40, 40), EMBEDDED], ids=lambda ann: type(ann).__name__)
+def test_candidates_from_a_vector_index(ann: IndexKind) -> None:
+    """Components of the wrong query or item would be found, and scored, all the same: only worse."""
+    task = problem(2, 5, 60)
+    for plain, indexed in (
+        (TopKPerEmbd(3), TopKPerEmbd(3, ann=ann)),
+        (TopKAvg(9), TopKAvg(9, ann=ann)),
+        (CombTopK(3, 9), CombTopK(3, 9, ann=ann)),
+        (TopKPerEmbd(1), TopKPerEmbd(1, ann=ann)),  # widened to k
+    ):
+        expect, found = run(plain, task, 7), run(indexed, task, 7)
+        np.testing.assert_array_equal(found.items, expect.items)
+        np.testing.assert_array_equal(found.scores, expect.scores)
+        assert found.calls.tolist() == expect.calls.tolist()
+        assert (found.bounds >= expect.bounds).all()  # an index may miss an item, so it bounds less
+
+
+def test_a_database_is_filled_once() -> None:
+    """A collection left half full by a killed run would be searched as if it were whole."""
+    vectors = np.random.default_rng(0).normal(size=(30, 4)).astype(np.float32)
+    client = QdrantClient(":memory:")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(vector_database, "QdrantClient", lambda _: client)
+        for _ in range(2):
+            rows, scores = EMBEDDED.build(vectors).search(vectors[:3], 30)
+            exact = vectors[:3] @ vectors.T
+            np.testing.assert_array_equal(rows, np.argsort(-exact, axis=1))
+            np.testing.assert_allclose(scores, -np.sort(-exact, axis=1), atol=1e-5)
+            [collection] = client.get_collections().collections
+            client.delete(collection.name, PointIdsList(points=[7]))
+        with pytest.raises(RuntimeError, match="gives 29 of 30 results"):
+            vector_database.QdrantIndex(client, collection.name, None).search(vectors[:1], 30)
+        assert EMBEDDED.build(vectors).search(vectors[:0], 3)[0].shape == (0, 3)
+
+
+def test_metrics_say_certificate_gap_and_share_of_gates() -> None:
+    """Without them a run of a heuristic looks like an exact one."""
+    task = problem(3, 5, 200, (1, 2, 4), 2.0)
+    for searcher in (ExactMoL(seeds=1), TopKAvg(9)):
+        ranking = run(searcher, task, 5)
+        notes = evaluate(task, searcher, 5, ["R@5"]).summary["notes"]
+        assert notes["certified"]["mean"] == ranking.certified.mean()
+        assert notes["gap"]["mean"] == pytest.approx(ranking.gaps.mean(dtype=np.float64))
+        assert notes["gates evaluated"]["mean"] == pytest.approx(ranking.calls.mean() / 200)
+    assert notes["certified"]["mean"] < 1 and notes["gap"]["mean"] > 0

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 import train
 from datamodules.wordnet import find_wordnet
+from models.backbone import MINILM
 from models.similarity import LearnedSimilarity
 
 ROOT = Path(__file__).parents[1]
@@ -26,6 +28,9 @@ def arguments(recipe: Path, folder: Path) -> list[str]:
     text = recipe.read_text()
     if "datamodules.sequences.NextItems" in text:
         settings = f"{SMALL} data.path={interactions(folder)} data.layout=recbole data.val_negatives=3"
+    elif "datamodules.tasks.BEIR" in text:
+        text = text.replace("google-bert/bert-base-uncased", MINILM).replace("bf16-mixed", "32")
+        settings = f"{SMALL} data.root={collection(folder)}"
     else:
         find_wordnet()
         assert "retrieval.mining.MineCandidates" in text
@@ -49,6 +54,19 @@ def interactions(folder: Path) -> Path:
     rows = [f"u{user}\ti{(user + step) % 12}\t{1000 * step}\n" for user in range(8) for step in range(6)]
     path.write_text("user_id:token\titem_id:token\ttimestamp:float\n" + "".join(rows))
     return path
+
+
+def collection(folder: Path) -> Path:
+    """Sixteen documents, each with a question, in BEIR's layout."""
+    (folder / "qrels").mkdir()
+    ids = [f"d{row}" for row in range(16)]
+    for name, text in (("corpus", "a text about"), ("queries", "what is")):
+        lines = [json.dumps({"_id": one, "title": "", "text": f"{text} {one}"}) for one in ids]
+        (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+    for split in ("train", "dev"):
+        rows = "".join(f"{one}\t{one}\t1\n" for one in ids)
+        (folder / "qrels" / f"{split}.tsv").write_text("query-id\tcorpus-id\tscore\n" + rows)
+    return folder
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
