@@ -208,12 +208,13 @@ class Frozen(nn.Module):
         return scores
 
 
-def untrained(depth: int, seed: int) -> Hypencoder:
+def untrained(depth: int, residual: bool, seed: int) -> Hypencoder:
     """A Hypencoder with wordnet-de's encoder and a new hyperhead."""
     torch.manual_seed(seed)
     tokens = TokenConfig(query_length=64, item_length=64)
     encoder = BackboneConfig(lora=LoRA(16, 32), dropout=0.0, start=DE)
-    return Hypencoder(encoder, tokens, pooling="mean", q_net=QNetConfig((384,) * depth)).eval()
+    q_net = QNetConfig((384,) * depth, residual_on_last=residual)
+    return Hypencoder(encoder, tokens, pooling="mean", q_net=q_net).eval()
 
 
 def trained(student: nn.Module, worlds: Sequence[World], steps: int, seed: int, lr: float, schedule: str) -> None:
@@ -280,7 +281,7 @@ def teach(worlds: Sequence[str], queries: int) -> None:
 
 def train(options: argparse.Namespace) -> None:
     """Trains and evaluates one student; what it found is kept as a JSON file."""
-    path = OUT / "frozen" / f"depth-{options.depth}-seed-{options.seed}-steps-{options.steps}.json"
+    path = OUT / "frozen" / f"depth-{options.depth}{'-residual' * options.residual_on_last}-seed-{options.seed}-steps-{options.steps}.json"
     if path.exists():
         print(f"{path} is there")
         return
@@ -289,13 +290,15 @@ def train(options: argparse.Namespace) -> None:
     collections = load_wordnet(find_wordnet(), titles=False, only=options.worlds)
     worlds = [World.of(model, collection, lessons) for collection in collections.values()]
     print(f"{sum(len(w.gold) for w in worlds)} queries, {sum(len(w.taught) for w in worlds)} taught", flush=True)
-    hypencoder = None if options.depth == 0 else untrained(options.depth, options.seed)
+    hypencoder = None if options.depth == 0 else untrained(options.depth, options.residual_on_last, options.seed)
     student = BEBase(model.query_encoder.width) if hypencoder is None else Frozen(hypencoder)
     schedule = "linear" if options.depth == 0 else "constant_with_warmup"
     began = time.perf_counter()
     trained(student, worlds, options.steps, options.seed, options.lr, schedule)
     result = {"depth": options.depth, "seed": options.seed, "steps": options.steps, "lr": options.lr}
+    result["residual_on_last"] = options.residual_on_last
     result["seconds"] = round(time.perf_counter() - began)
+    print(f"{options.steps * BATCH / (time.perf_counter() - began):.1f} queries a second", flush=True)
     for titles in options.titles:
         result[str(titles)] = evaluated(student, model, titles, options.queries)
         pooled = measures([rank for found in result[str(titles)].values() for rank in found])
@@ -341,6 +344,7 @@ def main() -> None:
     parser.add_argument("command", choices=["cache", "teach", "train", "table"])
     parser.add_argument("--worlds", nargs="+", default=WORLDS)
     parser.add_argument("--depth", type=int, default=2, help="core blocks of the q-net; 0: BE-Base")
+    parser.add_argument("--residual-on-last", action="store_true", help="see QNetConfig")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--steps", type=int, default=480)
     parser.add_argument("--lr", type=float, default=1e-3)
