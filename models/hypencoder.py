@@ -21,7 +21,7 @@ from models.tokens import TokenConfig
 from models.two_towers import TwoTowers
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "relu": F.relu,
+    "relu": torch.relu_,  # in place, as it is given a product that nothing else needs
     "tanh": torch.tanh,
     "sigmoid": torch.sigmoid,
     "gelu": F.gelu,
@@ -33,7 +33,8 @@ Q_NETS_AT_ONCE = 64  # bounds what lies between the attention and the finished w
 # few large ones. However many queries there are, reading the weights must not dominate: so many items at least.
 HIDDEN_AT_ONCE = {"cpu": 2**20, "cuda": 2**25}
 ITEMS_AT_LEAST = 256
-PAIRS_AT_ONCE = 2**14  # padding included
+# Padding included. A CPU takes each query alone, which copies no weights and pads nothing.
+PAIRS_AT_ONCE = {"cpu": 1, "cuda": 2**14}
 
 Scale = Literal["paper", "released"]
 Norm = Literal["before_residual", "after_residual", "none"]
@@ -117,7 +118,9 @@ class QNet(nn.Module):
             y = activation(torch.baddbmm(bias, F.dropout(x, self.config.dropout, self.training), weight.mT))
             if norm == "before_residual":
                 y = F.layer_norm(y, y.shape[-1:])
-            if residual:
+            if residual and not y.requires_grad:
+                y += x  # one pass over memory less: beside the products, these are the cost
+            elif residual:
                 y = y + x
             if norm == "after_residual":
                 y = F.layer_norm(y, y.shape[-1:])
@@ -347,7 +350,7 @@ class Hypencoder(TwoTowers):
         offsets = F.pad(counts.cumsum(0), (1, 0))
         pairs = Ragged(torch.argsort(query_rows, stable=True), offsets)
         scores = torch.empty(len(query_rows), device=query_rows.device)
-        for bucket in buckets(counts, PAIRS_AT_ONCE):
+        for bucket in buckets(counts, PAIRS_AT_ONCE.get(query_rows.device.type, PAIRS_AT_ONCE["cuda"])):
             places, real = pairs.take(bucket).pad()
             candidates = item_rows[places].masked_fill(~real, -1)
             scores[places[real]] = self.score(_rows(queries, asked[bucket]), items, candidates)[real].to(scores.dtype)

@@ -16,8 +16,10 @@ from retrieval.first_stage import FirstStage
 from retrieval.graph import GraphConfig, build_graph
 from retrieval.scorer import Rows, Scores
 from retrieval.searcher import Ranking, Searcher, SearchTask, Stopwatch, check_budget, top_order
+from retrieval.topk import top_columns
 
 NOTHING = -1
+Scored = tuple[Rows, Scores]
 
 
 class EntryPoints(ABC):
@@ -203,69 +205,69 @@ class GraphSearch(Searcher):
     def _walk(self, query_rows: Rows, k: int, watch: Stopwatch) -> tuple[Rows, Scores, NDArray[np.int64]]:
         size, num_items = len(query_rows), len(self.task.collection.items)
         seen = np.zeros((size, num_items), dtype=bool)
-        wide = max(k, self.offered or 0, self.breadth)
-        items, scores = np.full((size, wide), NOTHING, dtype=np.int64), np.full((size, wide), -np.inf, dtype=np.float32)
-        # The frontier: scored, and not expanded yet.
-        waiting, values = items, scores
+        none = np.full((size, k), NOTHING, dtype=np.int64), np.full((size, k), -np.inf, dtype=np.float32)
+        results, waiting = none, none  # items and scores; what waits is scored and not expanded yet
         with watch.step("entry points"):
             fresh = self._unseen(seen, self.entry_points.of(query_rows))
-        for number in range(self.rounds):
-            if number:
+        for left in range(self.rounds, 0, -1):
+            if left < self.rounds:
                 with watch.step("neighbours"):
-                    fresh, waiting, values = self._expanded(seen, waiting, values)
+                    expanded, waiting = waiting[0][:, : self.breadth], _columns(waiting, self.breadth)
+                    fresh = self._unseen(seen, self._near(expanded))
             if not (fresh >= 0).any():
                 break
             with watch.step("scoring"):
                 found = self.task.scorer.score_lists(query_rows, fresh)
             with watch.step("results"):
-                offered_items, offered_scores = _best(fresh, found, self.offered or fresh.shape[1])
-                before = items[:, :k]
-                items, scores = _best(
-                    np.hstack([items, offered_items]), np.hstack([scores, offered_scores]), items.shape[1]
-                )
-                if self.best_first:
-                    waiting, values = np.hstack([waiting, fresh]), np.hstack([values, found])
-                else:
-                    waiting, values = fresh, found
+                before, offered = results[0], max(k, self.breadth * left)
+                scored = _first(fresh, found, min(offered, fresh.shape[1]))
+                results = _merged(results, _columns(scored, 0, self.offered), k)
+                # Of what waits, no more than this can be expanded in the rounds that are left.
+                waiting = _merged(waiting, scored, self.breadth * left) if self.best_first else scored
                 if self.stop_early:
-                    idle = (items[:, :k] == before).all(axis=1)
-                    waiting = np.where(idle[:, None], NOTHING, waiting)
-                    values = np.where(idle[:, None], -np.inf, values).astype(np.float32)
-        short = np.flatnonzero(items[:, k - 1] == NOTHING)
+                    idle = (results[0] == before).all(axis=1)
+                    waiting = np.where(idle[:, None], NOTHING, waiting[0]), waiting[1]
+        short = np.flatnonzero(results[0][:, k - 1] == NOTHING)
         if short.size:
             raise ValueError(
                 f"the walk of query {self.task.collection.queries[query_rows[short[0]]].id!r} scored fewer than "
                 f"k = {k} items: give it more entry points, rounds or breadth"
             )
-        return items[:, :k], scores[:, :k], seen.sum(axis=1)
+        return *results, seen.sum(axis=1)
 
-    def _expanded(self, seen: NDArray[np.bool_], waiting: Rows, values: Scores) -> tuple[Rows, Rows, Scores]:
-        """The unseen neighbours of the best items that wait, and what then still waits."""
-        order = top_order(values, waiting, waiting.shape[1])
-        waiting, values = np.take_along_axis(waiting, order, axis=1), np.take_along_axis(values, order, axis=1)
-        chosen, rest = waiting[:, : self.breadth], waiting[:, self.breadth :]
-        near = self._neighbors[chosen.clip(0)].astype(np.int64)
-        near[chosen == NOTHING] = NOTHING
-        return self._unseen(seen, near.reshape(len(chosen), -1)), rest, values[:, self.breadth :]
+    def _near(self, items: Rows) -> Rows:
+        """(B, m degree) the neighbours of (B, m) items; -1 for those of no item."""
+        near = self._neighbors[items.clip(0)]
+        near[items == NOTHING] = NOTHING
+        return near.reshape(len(items), -1)
 
     def _unseen(self, seen: NDArray[np.bool_], items: Rows) -> Rows:
         """(B, m) the items (B, any) not seen yet, each once, ascending, -1 behind; they are seen from now on."""
-        new = np.zeros_like(seen)
-        rows = np.broadcast_to(np.arange(len(items))[:, None], items.shape)
-        real = items >= 0
-        new[rows[real], items[real]] = True
-        new &= ~seen
+        items = np.sort(items, axis=1)
+        rows = np.arange(len(items))[:, None]
+        new = (items >= 0) & ~seen[rows, items.clip(0)]
+        new[:, 1:] &= items[:, 1:] != items[:, :-1]
         if self.most is not None:
-            left = self.most - seen.sum(axis=1)
-            new &= new.cumsum(axis=1) <= left[:, None]
-        seen |= new
+            new &= new.cumsum(axis=1) <= self.most - seen.sum(axis=1)[:, None]
         counts = new.sum(axis=1)
+        seen[np.repeat(rows[:, 0], counts), items[new]] = True
         fresh = np.full((len(items), max(int(counts.max(initial=0)), 1)), NOTHING, dtype=np.int64)
-        fresh[np.arange(fresh.shape[1]) < counts[:, None]] = np.nonzero(new)[1]
+        fresh[np.arange(fresh.shape[1]) < counts[:, None]] = items[new]
         return fresh
 
 
-def _best(items: Rows, scores: Scores, count: int) -> tuple[Rows, Scores]:
-    """The ``count`` best of (B, m), best first; ties go to the lower row."""
+def _columns(scored: Scored, start: int, stop: int | None = None) -> Scored:
+    return scored[0][:, start:stop], scored[1][:, start:stop]
+
+
+def _first(items: Rows, scores: Scores, count: int) -> Scored:
+    """The ``count`` best of (B, m) ascending items, best first; ties go to the lower row."""
+    columns = top_columns(scores, count)
+    return np.take_along_axis(items, columns, axis=1), np.take_along_axis(scores, columns, axis=1)
+
+
+def _merged(one: Scored, other: Scored, count: int) -> Scored:
+    """The ``count`` best of two lists, best first; ties go to the lower row."""
+    items, scores = (np.hstack(parts) for parts in zip(one, other, strict=True))
     order = top_order(scores, items, count)
     return np.take_along_axis(items, order, axis=1), np.take_along_axis(scores, order, axis=1)

@@ -72,7 +72,9 @@ class Scorer:
         known = self._look_up(query_rows, item_rows)
         new = np.isnan(known)
         if new.any():
-            pairs = np.unique(query_rows[new] * self.num_items + item_rows[new])
+            pairs = query_rows[new] * self.num_items + item_rows[new]
+            if not (pairs[1:] > pairs[:-1]).all():
+                pairs = np.unique(pairs)
             queries, items = np.divmod(pairs, self.num_items)
             computed = np.asarray(self._score_pairs(queries, items), dtype=np.float32)
             self._check_scores(computed, queries, items)
@@ -191,16 +193,10 @@ class Scorer:
         def score(query_rows: Rows, item_rows: Rows) -> NDArray[Any]:
             parts = []
             for start in range(0, len(query_rows), pairs):
-                few_queries, at_query = np.unique(query_rows[start : start + pairs], return_inverse=True)
-                few_items, at_item = np.unique(item_rows[start : start + pairs], return_inverse=True)
+                few_queries, at_query = _few(queries, query_rows[start : start + pairs], device)
+                few_items, at_item = _few(items, item_rows[start : start + pairs], device)
                 with torch.inference_mode():
-                    scores = similarity.score_pairs(
-                        to_device(take(queries, torch.from_numpy(few_queries)), device),
-                        to_device(take(items, torch.from_numpy(few_items)), device),
-                        torch.from_numpy(at_query).to(device),
-                        torch.from_numpy(at_item).to(device),
-                    )
-                parts.append(scores.float().cpu().numpy())
+                    parts.append(similarity.score_pairs(few_queries, few_items, at_query, at_item).float().cpu().numpy())
             return np.concatenate(parts)
 
         sizes = num_rows(queries), num_rows(items)
@@ -254,6 +250,14 @@ def _rows(rows: Any, name: str) -> Rows:
     if found.size and not np.issubdtype(found.dtype, np.integer):
         raise TypeError(f"{name} rows are integers, got {found.dtype}")
     return found.astype(np.int64, copy=False)
+
+
+def _few(reps: Reps, rows: Rows, device: torch.device | str) -> tuple[Reps, torch.Tensor]:
+    """The representations that ``rows`` need, on the device, and where each row stands among them."""
+    if all(isinstance(part, torch.Tensor) and part.device == torch.device(device) for part in reps.values()):
+        return reps, torch.from_numpy(rows)  # nothing to move: the similarity gathers by itself
+    few, where = np.unique(rows, return_inverse=True)
+    return to_device(take(reps, torch.from_numpy(few)), device), torch.from_numpy(where)
 
 
 def _by_query(query_rows: Rows) -> Iterator[tuple[int, Rows]]:

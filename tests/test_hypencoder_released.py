@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AutoModel, AutoTokenizer
 
 from datamodules.records import Item, Query
+from datamodules.reps import Ragged, Reps
 from models import checkpoint
 from models.hypencoder import Hypencoder
 from models.hypencoder_released import load_released
@@ -23,6 +24,7 @@ from models.tiny import tiny_backbone
 QUERIES = ["the boat lay on the river bank", "banks"]
 ITEMS = [Item("i0", "a small boat", "boat"), Item("i1", "the land beside a river"), Item("i2", "z")]
 
+GOLDEN = Path(__file__).parent / "golden" / "hypencoder"
 TOLERANCE: dict[str, Any] = {"atol": 1e-4, "rtol": 1e-4}
 
 
@@ -203,6 +205,26 @@ def test_a_folder_without_weights_says_so(tmp_path: Path) -> None:
     (tmp_path / "pytorch_model.bin").unlink()
     with pytest.raises(FileNotFoundError, match=r"neither model\.safetensors nor pytorch_model\.bin"):
         load_released(tmp_path)
+
+
+@torch.inference_mode()
+def test_equal_to_the_reference_model() -> None:
+    """What the authors' own code computes (tests/golden/README.md): a reading of it can be wrong twice in one way."""
+    expected = load_file(GOLDEN / "expected.safetensors")
+    model = load_released(GOLDEN, backbone=str(tiny_backbone()))
+
+    def tokens(side: str) -> Reps:
+        mask = expected[f"{side}_mask"] > 0
+        lengths = F.pad(mask.sum(dim=1).cumsum(0), (1, 0))
+        return {"ids": Ragged(expected[f"{side}_ids"][mask], lengths)}
+
+    queries, items = model.encode_queries(tokens("query")), model.encode_items(tokens("item"))
+    for name, found in {**queries, **{"vectors": items["vector"]}, "scores": model.score(queries, items)}.items():
+        assert isinstance(found, Tensor)
+        torch.testing.assert_close(
+            found, expected[name].view(found.shape), msg=lambda text, name=name: f"{name}: {text}"
+        )
+    assert set(queries) <= expected.keys() and expected["scores"].std() > 0.1
 
 
 @pytest.mark.network
