@@ -113,7 +113,9 @@ def _train(space: Space, net: QNet, head: Hyperhead, steps: int) -> None:
         drawn = rng.integers(size, size=NEGATIVES) + first, rng.integers(len(space.vectors), size=NEGATIVES)
         candidates = torch.cat([gold[rows], *map(torch.from_numpy, drawn)])
         states = space.states([queries[row] for row in rows])
-        scores = net(dict(zip(net.names, head(*states), strict=True)), space.vectors[candidates].expand(len(rows), -1, -1))
+        scores = net(
+            dict(zip(net.names, head(*states), strict=True)), space.vectors[candidates].expand(len(rows), -1, -1)
+        )
         own = torch.arange(len(rows))
         again = (candidates == gold[rows][:, None]).index_put_((own, own), torch.tensor(False))
         loss = F.cross_entropy(scores.masked_fill(again, -1e9), own)

@@ -2,41 +2,28 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from lightning import LightningDataModule
 from numpy.typing import NDArray
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader
 
 from datamodules.batch import Batch
+from datamodules.candidates import Candidates, check_usable, num_missed
+from datamodules.loading import CollectionBatches, Lists, ResumableLoader, only_batch
 from datamodules.records import Collection, hide_titles, sample_together
 from datamodules.reps import Reps, take
 from losses.targets import Targets
 
+log = logging.getLogger(__name__)
+
 Split = Literal["train", "dev", "test"]
 Scored = tuple[NDArray[np.int64], NDArray[np.float32]]
-
-
-@dataclass(frozen=True)
-class Candidates:
-    """What a retriever found for every query of a collection, best first.
-
-    Attributes:
-        items: (Q, depth) rows of items.
-        scores: (Q, depth) the retriever's scores.
-        gold_scores: (Q,) the retriever's score of the query's best relevant item.
-        teacher: (Q, depth) a teacher's scores of the same items; None without a teacher.
-    """
-
-    items: NDArray[np.int64]
-    scores: NDArray[np.float32]
-    gold_scores: NDArray[np.float32]
-    teacher: NDArray[np.float32] | None = None
 
 
 class RetrievalData(LightningDataModule, ABC):
@@ -53,6 +40,8 @@ class RetrievalData(LightningDataModule, ABC):
         hard_fixed: share of the hard negatives that are always the retriever's first ones (CMC A.C).
         hard_temperature: the others are drawn with probability proportional to exp(retriever's score / temperature);
             None: uniformly.
+        add_gold: a training query whose relevant items the retriever missed gets one of them all the same; False: its
+            list is what was found, which cross-entropy passes over. Such queries are counted (``missed``) either way.
         margin: a mined candidate that scores above the gold item by more than this is taken for a false negative and
             dropped; None keeps all.
         distill: train on a teacher instead of labels (ANNCUR A.3): a query's list is the teacher's top so many of the
@@ -78,6 +67,7 @@ class RetrievalData(LightningDataModule, ABC):
         hard_depth: int = 64,
         hard_fixed: float = 0.0,
         hard_temperature: float | None = None,
+        add_gold: bool = True,
         margin: float | None = None,
         distill: int | None = None,
         retriever_scores: bool = False,
@@ -110,6 +100,7 @@ class RetrievalData(LightningDataModule, ABC):
             raise ValueError(
                 "retriever_scores, taught and other_positives exclude distill and in_batch, which make other lists"
             )
+        self.add_gold = add_gold
         self.margin = margin
         self.distill = distill
         self.retriever_scores = retriever_scores
@@ -123,6 +114,8 @@ class RetrievalData(LightningDataModule, ABC):
         self.seed = seed
         self._lists: dict[tuple[str, int], BatchLists] = {}
         self._splits: dict[str, list[Collection]] = {}
+        self.missed = 0
+        """Training queries without a relevant item among the mined candidates."""
 
     @abstractmethod
     def read(self, split: Split) -> list[Collection]:
@@ -151,6 +144,27 @@ class RetrievalData(LightningDataModule, ABC):
                     f"{collection.name}: candidates of {len(mined.items)} queries for {len(collection.queries)}"
                 )
             self._built(split, index).candidates = mined
+        if split == "train":
+            self._check(collections, candidates)
+
+    def _check(self, collections: Sequence[Collection], candidates: Sequence[Candidates]) -> None:
+        """Whether the training lists can be made of what was mined; counts the queries whose gold was missed."""
+        needs = {
+            "data.hard_temperature": self.hard_temperature is not None,
+            "data.margin": self.margin is not None,
+            "data.retriever_scores": self.retriever_scores,
+        }
+        asked = " and ".join(name for name, needed in needs.items() if needed)
+        for collection, mined in zip(collections, candidates, strict=True):
+            check_usable(mined, collection, self.num_hard, asked)
+        pairs = zip(collections, candidates, strict=True)
+        self.missed = sum(num_missed(mined, collection) for collection, mined in pairs)
+        if self.missed:
+            log.info(
+                "%d training queries have no relevant item among their mined candidates; %s",
+                self.missed,
+                "one is added to their lists" if self.add_gold else "cross-entropy passes them over",
+            )
 
     def _built(self, split: Split, index: int) -> BatchLists:
         key = (split, index)
@@ -199,7 +213,7 @@ class RetrievalData(LightningDataModule, ABC):
             for rows in np.array_split(np.arange(len(part)), -(-len(part) // self.batch_size))
         ]
         own = batches[trainer.global_rank :: trainer.world_size]
-        return DataLoader(Lists(lists), batch_sampler=own, collate_fn=_only)
+        return DataLoader(Lists(lists), batch_sampler=own, collate_fn=only_batch)
 
 
 class BatchLists(ABC):
@@ -307,6 +321,8 @@ class TrainLists(BatchLists):
     def _list(self, row: int, rng: np.random.Generator) -> NDArray[np.int64]:
         relevant = np.array(self.collection.relevant(row), dtype=np.int64)
         positive = rng.choice(relevant, 1)
+        if not self.data.add_gold and not np.isin(self._mined(row)[0], relevant).any():
+            positive = positive[:0]
         hard = np.empty(0, dtype=np.int64)
         if self.data.num_hard:
             mined, scores = self._mined(row)
@@ -366,67 +382,3 @@ class ValidationLists(BatchLists):
             targets,
             [self.collection.queries[m].id for m in members],
         )
-
-
-class Lists(Dataset[Batch]):
-    """A dataset over batches: an index is a list of (collection, member) and the epoch is set by the sampler."""
-
-    def __init__(self, lists: Sequence[BatchLists]) -> None:
-        self.lists = lists
-        self.epoch = 0
-
-    def __getitems__(self, places: list[tuple[int, int]]) -> list[Batch]:
-        return [self.lists[places[0][0]].batch([member for _, member in places], self.epoch)]
-
-
-class CollectionBatches(Sampler[list[tuple[int, int]]]):
-    """Batches of (collection, member), each from one collection; the order depends on (seed, epoch) alone.
-
-    Every rank gets the same number of batches, its own ones.
-    """
-
-    def __init__(self, sizes: Sequence[int], batch_size: int, seed: int, rank: int, world_size: int) -> None:
-        self.sizes = sizes
-        self.batch_size = batch_size
-        self.seed = seed
-        self.rank = rank
-        self.world_size = world_size
-        self.epoch = 0
-        self.start = 0
-
-    def __len__(self) -> int:
-        return sum(-(-size // self.batch_size) for size in self.sizes) // self.world_size
-
-    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        rng = np.random.default_rng([self.seed, self.epoch])
-        batches = []
-        for i, size in enumerate(self.sizes):
-            order = rng.permutation(size)
-            batches += [[(i, int(m)) for m in order[j : j + self.batch_size]] for j in range(0, size, self.batch_size)]
-        shuffled = rng.permutation(len(batches))[self.rank :: self.world_size][: len(self)]
-        start, self.start = self.start, 0
-        for index in shuffled[start:]:
-            yield batches[index]
-
-
-class ResumableLoader(DataLoader[Batch]):
-    """Begins an epoch where the trainer stands: behind the batches that a resumed run has seen.
-
-    It asks the trainer for (epoch, batches done) instead of keeping a state of its own: the trainer restores a loader's
-    state only if nothing needed the loader before, and the learning rate's schedule does.
-    """
-
-    def __init__(self, lists: Lists, sampler: CollectionBatches, place: Callable[[], tuple[int, int]]) -> None:
-        super().__init__(lists, batch_sampler=sampler, collate_fn=_only)
-        self.lists = lists
-        self.batches = sampler
-        self.place = place
-
-    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch promises its own iterator class
-        epoch, self.batches.start = self.place()
-        self.lists.epoch = self.batches.epoch = epoch
-        yield from super().__iter__()
-
-
-def _only(batches: list[Batch]) -> Batch:
-    return batches[0]

@@ -80,12 +80,17 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
     Raises:
         DataError: the text is not UTF-8, or the gzip stream is broken.
     """
+    for number, line in _lines(path):
+        if line.strip():
+            yield number, line
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
     number = 0
     try:
         with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as stream:
             for number, line in enumerate(stream, start=1):
-                if line.strip():
-                    yield number, line
+                yield number, line
     except UnicodeDecodeError as error:
         raise DataError(f"is not UTF-8 text ({error.reason}) soon after this line", path, number) from error
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
@@ -107,3 +112,42 @@ def read_json_lines(path: Path) -> Iterator[Record]:
         if not isinstance(fields, dict):
             raise DataError(f"expected a JSON object, got {line.strip()[:60]!r}", path, number)
         yield Record(fields, path, number)
+
+
+def read_json_array(path: Path) -> Iterator[Record]:
+    """The objects of a file that is one JSON array, one after another; a record's line is where it begins.
+
+    Raises:
+        DataError: the file is missing or empty, or is not an array of objects.
+    """
+    path = existing(path)
+    text = "".join(line for _, line in _lines(path))
+    decoder = json.JSONDecoder()
+    at = _behind(text, 0)
+    line = 1 + text.count("\n", 0, at)
+    if text[at : at + 1] != "[":
+        raise DataError(f"expected a JSON array, got {text[at : at + 40]!r}", path, line)
+    begun, at = at, _behind(text, at + 1)
+    while text[at : at + 1] != "]":
+        line += text.count("\n", begun, at)
+        begun = at
+        try:
+            fields, end = decoder.raw_decode(text, at)
+        except json.JSONDecodeError as error:
+            raise DataError(f"broken JSON: {error.msg}", path, error.lineno) from error
+        if not isinstance(fields, dict):
+            raise DataError(f"expected a JSON object, got {text[at:end][:60]!r}", path, line)
+        yield Record(fields, path, line)
+        at = _behind(text, end)
+        if text[at : at + 1] == ",":
+            at = _behind(text, at + 1)
+        elif text[at : at + 1] != "]":
+            line += text.count("\n", begun, at)
+            raise DataError("broken JSON: expected ',' or ']' behind an object", path, line)
+
+
+def _behind(text: str, at: int) -> int:
+    """The place behind white space."""
+    while at < len(text) and text[at].isspace():
+        at += 1
+    return at

@@ -85,6 +85,8 @@ class Collection:
     ``judgements[i]`` maps the row of an item to its grade (> 0 is relevant) for query ``queries[i]``.
     ``aliases`` maps a normal form to the rows of the items that carry it, most frequent sense first.
     ``notes`` counts what a reader dropped, kept or repaired, by reason.
+    ``candidates[i]`` are the rows of the items that the data itself offers for query ``queries[i]``, best first where
+    it has an order; empty where it offers none.
     """
 
     name: str
@@ -93,6 +95,7 @@ class Collection:
     judgements: Sequence[Mapping[int, int]]
     aliases: Mapping[str, Sequence[int]] = field(default_factory=dict)
     notes: Mapping[str, int] = field(default_factory=dict)
+    candidates: Sequence[Sequence[int]] = ()
 
     def __post_init__(self) -> None:
         if not self.items:
@@ -100,6 +103,10 @@ class Collection:
         if len(self.judgements) != len(self.queries):
             raise DataError(
                 f"collection {self.name!r} has {len(self.queries)} queries but {len(self.judgements)} judgement rows"
+            )
+        if self.candidates and len(self.candidates) != len(self.queries):
+            raise DataError(
+                f"collection {self.name!r} has {len(self.queries)} queries but {len(self.candidates)} candidate lists"
             )
         for kind, records in (("item", self.items), ("query", self.queries)):
             seen: set[str] = set()
@@ -134,14 +141,15 @@ class Collection:
         if num_queries is None or num_queries >= len(self.queries):
             return self
         key = lambda i: hashlib.sha256(f"{seed}:{self.queries[i].id}".encode()).digest()  # noqa: E731
-        rows = sorted(sorted(range(len(self.queries)), key=key)[:num_queries])
-        return Collection(
-            self.name,
-            self.items,
-            [self.queries[i] for i in rows],
-            [self.judgements[i] for i in rows],
-            self.aliases,
-            self.notes,
+        return self.with_queries(sorted(sorted(range(len(self.queries)), key=key)[:num_queries]))
+
+    def with_queries(self, rows: Sequence[int]) -> Collection:
+        """The same items with the queries at ``rows``, in that order."""
+        return replace(
+            self,
+            queries=[self.queries[i] for i in rows],
+            judgements=[self.judgements[i] for i in rows],
+            candidates=[self.candidates[i] for i in rows] if self.candidates else (),
         )
 
     @cached_property
@@ -154,6 +162,8 @@ class Collection:
             digest.update(f"q\0{query.id}\0{query.text}\0{query.mention}\0{sorted(judged.items())}\n".encode())
             if isinstance(query, History):
                 digest.update(f"h\0{query.items}\0{query.times}\n".encode())
+        for listed in self.candidates:
+            digest.update(f"c\0{list(listed)}\n".encode())
         return digest.hexdigest()
 
 
@@ -170,10 +180,6 @@ def hide_titles(collection: Collection, share: float, seed: int) -> list[Collect
     hidden = collection.sample(round(share * len(collection.queries)), seed)
     ids = {query.id for query in hidden.queries}
     rows = [row for row, query in enumerate(collection.queries) if query.id not in ids]
-    shown = replace(
-        collection,
-        queries=[collection.queries[row] for row in rows],
-        judgements=[collection.judgements[row] for row in rows],
-    )
+    shown = collection.with_queries(rows)
     hidden = replace(hidden, items=[replace(item, title="") for item in collection.items])
     return [part for part in (shown, hidden) if part.queries]

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from datamodules.base import RetrievalData, Split
 from datamodules.beir import load_beir, load_beir_hub
-from datamodules.records import Collection
+from datamodules.blink import load_blink, load_entities
+from datamodules.dstc7 import load_dstc7
+from datamodules.msmarco import load_msmarco
+from datamodules.records import Collection, Item
 from datamodules.wordnet import DEV_WORLDS, TEST_WORLDS, TRAIN_WORLDS, find_wordnet, load_wordnet
 from datamodules.zeshel import ZESHEL_SPLITS, load_zeshel
 
@@ -103,3 +107,102 @@ class BEIR(RetrievalData):
             return [load_beir(self.root, qrels)]
         assert self.name is not None
         return [load_beir_hub(self.name, qrels)]
+
+
+class BLINK(RetrievalData):
+    """Wikipedia entity linking in BLINK's layout: AIDA, MSNBC, WNED; see `datamodules.blink`.
+
+    Args:
+        root: folder of the files.
+        entities: the catalogue's file in it.
+        train: the training mentions' file.
+        dev: the validation mentions' file.
+        test: the test mentions' file: AIDA-YAGO2_testb.jsonl, msnbc_questions.jsonl, wnedwiki_questions.jsonl, ...
+        context_words: words of context on each side of a mention.
+        **kwargs: see `RetrievalData`.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        entities: str = "entity.jsonl",
+        train: str = "AIDA-YAGO2_train.jsonl",
+        dev: str = "AIDA-YAGO2_testa.jsonl",
+        test: str = "AIDA-YAGO2_testb.jsonl",
+        context_words: int = 64,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.root = root
+        self.entities = entities
+        self.files: dict[Split, str] = {"train": train, "dev": dev, "test": test}
+        self.context_words = context_words
+
+    @cached_property
+    def catalogue(self) -> list[Item]:
+        """The entities, read once for all splits."""
+        return load_entities(self.root / self.entities)
+
+    def read(self, split: Split) -> list[Collection]:
+        """The mentions of a split."""
+        return [load_blink(self.catalogue, self.root / self.files[split], self.context_words)]
+
+
+class MSMARCO(RetrievalData):
+    """MS MARCO passages with given candidates; see `datamodules.msmarco`.
+
+    Args:
+        root: folder of the files.
+        train_candidates: run or top1000 file of the train split.
+        dev_candidates: that of the dev split, which is the test split too: MS MARCO publishes no other judgements.
+        depth: most candidates to keep for a query; None: all.
+        **kwargs: see `RetrievalData`.
+    """
+
+    def __init__(
+        self, root: Path, train_candidates: Path, dev_candidates: Path, depth: int | None = None, **kwargs: Any
+    ) -> None:
+        super().__init__(**kwargs)
+        self.root = root
+        self.candidates = {"train": train_candidates, "dev": dev_candidates}
+        self.depth = depth
+
+    def read(self, split: Split) -> list[Collection]:
+        """The split's queries and their candidates."""
+        name = "train" if split == "train" else "dev"
+        return [load_msmarco(self.root, name, self.candidates[name], self.depth)]
+
+
+class DSTC7(RetrievalData):
+    """DSTC7's next utterance among 100; see `datamodules.dstc7`.
+
+    Args:
+        root: folder of the files.
+        train: the training dialogues' file.
+        dev: the validation dialogues' file.
+        test: the test dialogues' file.
+        answers: table of the test dialogues' answers.
+        words: last words of a dialogue to keep.
+        **kwargs: see `RetrievalData`.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        train: str = "ubuntu_train_subtask_1.json",
+        dev: str = "ubuntu_dev_subtask_1.json",
+        test: str = "ubuntu_test_subtask_1.json",
+        answers: str | None = "ubuntu_responses_subtask_1.tsv",
+        words: int = 300,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.root = root
+        self.files: dict[Split, str] = {"train": train, "dev": dev, "test": test}
+        self.answers = answers
+        self.words = words
+
+    def read(self, split: Split) -> list[Collection]:
+        """The dialogues of a split."""
+        answers = self.root / self.answers if split == "test" and self.answers is not None else None
+        return [load_dstc7(self.root / self.files[split], answers, self.words)]

@@ -278,10 +278,12 @@ class KLToRetriever(Loss):
     Args:
         retriever_temperature: the retriever's scores are divided by it first; about 0.05 for cosines.
         reverse: KL(r || p), as the released code of CMC computes it.
+        temperature: the model's scores are divided by it first, as in the loss that this one is added to.
     """
 
-    def __init__(self, retriever_temperature: float = 1.0, reverse: bool = False) -> None:
+    def __init__(self, retriever_temperature: float = 1.0, reverse: bool = False, temperature: float = 1.0) -> None:
         super().__init__()
+        self.temperature = _positive(temperature)
         self.retriever_temperature = _positive(retriever_temperature)
         self.reverse = reverse
 
@@ -291,7 +293,14 @@ class KLToRetriever(Loss):
             raise ValueError(
                 "KLToRetriever needs the retriever's scores, but the data module has none: set data.retriever_scores"
             )
+        unknown = ~(targets.mask & torch.isfinite(targets.retriever)).any(dim=1)
+        if unknown.any():
+            raise ValueError(
+                f"KLToRetriever: no candidate of {int(unknown.sum())} of the batch's {len(unknown)} queries has a "
+                "score of the retriever; are all their negatives random (data.hard), or does the retriever give none?"
+            )
         retriever = (targets.retriever / self.retriever_temperature).to(scores.dtype)
+        scores = scores / self.temperature
         pair_of = (retriever, scores) if self.reverse else (scores, retriever)
         return kl_divergence(*pair_of, targets.mask)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -217,24 +217,64 @@ class Encoder(nn.Module):
         Where the backbone is built of BERT's layers, the last layer's queries, output and feed-forward parts are
         computed at these tokens only: the same values for less work.
         """
-        base: Any = self._base()
-        layers = _bert_layers(base)
-        if layers is None:
+        if _bert_layers(self._base()) is None:
             hidden = self.forward(ids, mask, types, positions)
             return hidden.gather(1, read[..., None].expand(-1, -1, hidden.shape[-1]))
-        embedded = base.embeddings(
-            input_ids=ids,
-            token_type_ids=types,
-            position_ids=positions,
-        )
+        embedded = self._base().embeddings(input_ids=ids, token_type_ids=types, position_ids=positions)
+        return self.upper(embedded, mask, read, 0)
+
+    @property
+    def depth(self) -> int:
+        """Layers of a backbone that is built of BERT's.
+
+        Raises:
+            TypeError: it is not.
+        """
+        return len(self._layers())
+
+    def lower(self, ids: Tensor, mask: Tensor, layers: int) -> Tensor:
+        """States (B, L, h) after the first so many layers of a backbone that is built of BERT's."""
+        hidden: Tensor = self._base().embeddings(input_ids=ids)
         attend = None if bool(mask.all()) else mask[:, None, None, :]
-        hidden = embedded
-        for layer in layers[:-1]:
+        for layer in self._layers()[:layers]:
+            hidden = _layer_at(layer, hidden, hidden, attend)
+        return hidden.float()
+
+    def upper(self, hidden: Tensor, mask: Tensor, read: Tensor, layers: int) -> Tensor:
+        """Last states (B, P, h) at ``read`` (B, P), from the states (B, L, h) after the first so many layers.
+
+        At least one layer is left; see `states_at` for what is computed.
+        """
+        attend = None if bool(mask.all()) else mask[:, None, None, :]
+        *between, last = self._layers()[layers:]
+        for layer in between:
             hidden = _layer_at(layer, hidden, hidden, attend)
         queries = hidden.gather(1, read[..., None].expand(-1, -1, hidden.shape[-1]))
-        return _layer_at(layers[-1], hidden, queries, attend).float()
+        return _layer_at(last, hidden, queries, attend).float()
 
-    def _base(self) -> PreTrainedModel:
+    def keys_and_values(self, ids: Tensor, mask: Tensor, last: int) -> tuple[Tensor, Tensor]:
+        """What the last so many layers attend to: keys and values, (B, L, last, h) each."""
+        below = self.depth - last
+        hidden = self.lower(ids, mask, below)
+        attend = None if bool(mask.all()) else mask[:, None, None, :]
+        keys, values = [], []
+        for number, layer in enumerate(self._layers()[below:], start=1):
+            keys.append(layer.attention.self.key(hidden))
+            values.append(layer.attention.self.value(hidden))
+            if number < last:
+                hidden = _layer_at(layer, hidden, hidden, attend)
+        return torch.stack(keys, dim=2).float(), torch.stack(values, dim=2).float()
+
+    def _layers(self) -> list[Any]:
+        layers = _bert_layers(self._base())
+        if layers is None:
+            raise TypeError(
+                f"the backbone's model type is {self._base().config.model_type}; its layers cannot be taken apart, "
+                "those of BERT, RoBERTa, XLM-R and CamemBERT can"
+            )
+        return layers
+
+    def _base(self) -> Any:
         base: PreTrainedModel = self.model.get_base_model() if self.adapted else self.model
         return base
 
@@ -261,6 +301,16 @@ def _with_lora(model: Any, lora: LoRA, tag_ids: tuple[int, ...]) -> Any:
             trainable_token_indices=tokens,
         ),
     )
+
+
+def pretrained_layers(config: BackboneConfig, last: int) -> list[nn.Module]:
+    """The last so many layers of the backbone as it was pretrained, for a model that begins parts of its own with them.
+
+    Raises:
+        TypeError: the backbone is not built of BERT's layers.
+    """
+    layers: list[nn.Module] = Encoder(replace(config, lora=None, start=None))._layers()[-last:]
+    return layers
 
 
 def _bert_layers(model: Any) -> list[Any] | None:

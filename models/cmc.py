@@ -8,15 +8,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from datamodules.reps import Reps
+from datamodules.reps import Ragged, Reps
 from losses import Loss
-from models.backbone import BackboneConfig
+from models.backbone import BackboneConfig, Encoder
 from models.pooling import Pooling, pooled
 from models.similarity import Optimization
 from models.tokens import TokenConfig
 from models.two_towers import TwoTowers
 
-Skip = Literal["sum", "gated", "none"]
+Skip = Literal["sum", "mean", "gated", "none"]
 GATE_START = -5.0  # of the released code: the layer begins almost as the identity
 
 
@@ -32,7 +32,7 @@ class ComparingLayer(nn.TransformerEncoderLayer):
         feedforward: width of the feed-forward part.
         dropout: on attention, activations and both outputs.
         skip: ``sum``: x + layer(x) (CMC §3.1); ``gated``: s layer(x) + (1 - s) x with a learned s = sigmoid(w), as in
-            the released code; ``none``.
+            the released code; ``mean``: s = 1/2, as in its recipe; ``none``.
     """
 
     def __init__(self, width: int, heads: int, feedforward: int, dropout: float, skip: Skip) -> None:
@@ -55,6 +55,8 @@ class ComparingLayer(nn.TransformerEncoderLayer):
         layer = self.norm2(layer + self._ff_block(layer))
         if self.skip == "sum":
             return states + layer
+        if self.skip == "mean":
+            return (states + layer) / 2
         if self.gate is not None:
             share = torch.sigmoid(self.gate)
             return share * layer + (1 - share) * states
@@ -87,10 +89,12 @@ class CMC(TwoTowers):
         tokens: how texts become token ids.
         shared: one encoder for queries and candidates; the paper has two.
         pooling: the [CLS] state, as in the paper, or the mean over the tokens.
+        normalize: L2-normalise the encoders' vectors, for encoders that were trained on cosines.
         layers: self-attention layers.
         heads: attention heads.
         feedforward: width of the feed-forward parts.
-        skip: the extra skip connection of each layer: ``sum`` (the paper), ``gated`` (the released code), ``none``.
+        skip: the extra skip connection of each layer: ``sum`` (the paper), ``gated`` or ``mean`` (the released code),
+            ``none``; see `ComparingLayer`.
         dropout: of the self-attention layers.
         tokens_per_batch: most tokens, padding included, that go through the transformer at once. None: 1,024 on a CPU,
             65,536 on a GPU.
@@ -107,6 +111,7 @@ class CMC(TwoTowers):
         tokens: TokenConfig | None = None,
         shared: bool = False,
         pooling: Pooling = "cls",
+        normalize: bool = False,
         layers: int = 2,
         heads: int = 4,
         feedforward: int = 2048,
@@ -126,6 +131,7 @@ class CMC(TwoTowers):
             optimization,
             seed,
             pooling=pooling,
+            normalize=normalize,
             layers=layers,
             heads=heads,
             feedforward=feedforward,
@@ -137,14 +143,19 @@ class CMC(TwoTowers):
             raise ValueError(f"CMC needs at least one layer and heads that divide {width}, got {layers} and {heads}")
         self.layers = nn.ModuleList(ComparingLayer(width, heads, feedforward, dropout, skip) for _ in range(layers))
         self.pooling: Pooling = pooling
+        self.normalize = normalize
 
     def encode_queries(self, tokens: Reps) -> Reps:
         """``{"vector": (B, h)}``."""
-        return {"vector": pooled(self.query_encoder, tokens["ids"], self.pooling, self.tokens_per_batch)}
+        return {"vector": self._vectors(self.query_encoder, tokens["ids"])}
 
     def encode_items(self, tokens: Reps) -> Reps:
         """``{"vector": (M, h)}``."""
-        return {"vector": pooled(self.item_encoder, tokens["ids"], self.pooling, self.tokens_per_batch)}
+        return {"vector": self._vectors(self.item_encoder, tokens["ids"])}
+
+    def _vectors(self, encoder: Encoder, ids: Tensor | Ragged) -> Tensor:
+        vectors = pooled(encoder, ids, self.pooling, self.tokens_per_batch)
+        return F.normalize(vectors, dim=1) if self.normalize else vectors
 
     def score(self, queries: Reps, items: Reps, candidates: Tensor | None = None) -> Tensor:
         """See `LearnedSimilarity.score`: each row of candidates is one list, compared as a whole."""

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from datamodules.records import Item, Query
-from datamodules.reps import Ragged, Reps, num_rows
+from datamodules.reps import Ragged, Reps
 from losses import Loss
 from models.backbone import BackboneConfig, Encoder, load_tokenizer
 from models.packing import buckets, join_pairs, token_budget
-from models.similarity import LearnedSimilarity, Optimization
+from models.similarity import LearnedSimilarity, Optimization, pair_by_pair
 from models.tokens import TextEncoder, TokenConfig
 
 
@@ -94,16 +94,7 @@ class CrossEncoder(LearnedSimilarity):
 
     def score(self, queries: Reps, items: Reps, candidates: Tensor | None = None) -> Tensor:
         """See `LearnedSimilarity.score`; real candidates are packed, padding costs nothing."""
-        size = num_rows(queries)
-        if candidates is None:
-            candidates = torch.arange(num_rows(items), device=self.device)[None]
-        candidates = candidates.expand(size, -1)
-        real = candidates >= 0
-        query_rows = torch.arange(size, device=candidates.device)[:, None].expand_as(candidates)[real]
-        pairs = self.score_pairs(queries, items, query_rows, candidates[real])
-        scores = pairs.new_full(candidates.shape, -torch.inf)
-        scores[real] = pairs
-        return scores
+        return pair_by_pair(self, queries, items, candidates)
 
     def score_pairs(self, queries: Reps, items: Reps, query_rows: Tensor, item_rows: Tensor) -> Tensor:
         """See `LearnedSimilarity.score_pairs`; pairs go through in order of length, by token budget."""

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from datamodules.reps import Ragged, Reps
+from datamodules.reps import Ragged, Reps, take
 from losses import Loss
 from models.backbone import BackboneConfig, Encoder
-from models.packing import buckets, token_budget
-from models.pooling import Pooling, each_text, pooled
-from models.similarity import Optimization
+from models.packing import buckets, lists_of_pairs
+from models.pooling import Pooling, each_text, each_token, pooled
+from models.similarity import Optimization, pair_by_pair
 from models.tokens import TokenConfig
 from models.two_towers import TwoTowers
 
@@ -93,6 +93,11 @@ class PolyEncoder(TwoTowers):
         scores = (logits.softmax(dim=1) * logits).sum(dim=1)
         return scores if candidates is None else scores.masked_fill(candidates < 0, -torch.inf)
 
+    def score_pairs(self, queries: Reps, items: Reps, query_rows: Tensor, item_rows: Tensor) -> Tensor:
+        """See `LearnedSimilarity.score_pairs`; a query's m vectors are read once for all its items."""
+        rows, candidates, row, column = lists_of_pairs(query_rows, item_rows)
+        return self.score(take(queries, rows), items, candidates)[row, column]
+
     @classmethod
     def tiny(cls) -> Self:
         """Width 16, two layers, three codes."""
@@ -161,12 +166,7 @@ class SumOfMax(TwoTowers):
         if candidates.shape[0] == 1:
             scores = self._against_all(query, item.take(candidates[0].clamp_min(0)))
             return scores.masked_fill(candidates < 0, -torch.inf)
-        real = candidates >= 0
-        query_rows = torch.arange(len(query), device=candidates.device)[:, None].expand_as(candidates)[real]
-        pairs = self.score_pairs(queries, items, query_rows, candidates[real])
-        scores = pairs.new_full(candidates.shape, -torch.inf)
-        scores[real] = pairs
-        return scores
+        return pair_by_pair(self, queries, items, candidates)
 
     def score_pairs(self, queries: Reps, items: Reps, query_rows: Tensor, item_rows: Tensor) -> Tensor:
         """See `LearnedSimilarity.score_pairs`; pairs of like size go together."""
@@ -198,19 +198,13 @@ class SumOfMax(TwoTowers):
         return torch.cat(columns, dim=1) if columns else asked.new_zeros(len(query), 0)
 
     def _vectors(self, encoder: Encoder, ids: Tensor | Ragged) -> Reps:
-        assert isinstance(ids, Ragged)
-        starts = ids.offsets[:-1] - ids.offsets[0]
-        parts, places = [], []
-        for bucket in buckets(ids.lengths, token_budget(self.tokens_per_batch, ids.values.device)):
-            padded, mask = ids.take(bucket).pad()
-            states = encoder(padded.long(), mask)[mask]
-            parts.append(states if self.projection is None else self.projection(states))
-            places.append((starts[bucket][:, None] + torch.arange(mask.shape[1], device=mask.device))[mask])
+        def read(padded: Tensor, mask: Tensor) -> Tensor:
+            states = encoder(padded, mask)
+            vectors: Tensor = states if self.projection is None else self.projection(states)
+            return F.normalize(vectors, dim=-1) if self.normalize else vectors
+
         width = encoder.width if self.projection is None else self.projection.out_features
-        vectors = torch.cat(parts)[torch.argsort(torch.cat(places))] if parts else torch.empty(0, width)
-        if self.normalize:
-            vectors = F.normalize(vectors, dim=1)
-        return {"vectors": Ragged(vectors, ids.offsets - ids.offsets[0])}
+        return {"vectors": each_token(ids, self.tokens_per_batch, read, (width,))}
 
     @classmethod
     def tiny(cls) -> Self:

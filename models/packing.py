@@ -37,6 +37,28 @@ def buckets(lengths: Tensor, tokens: int) -> Iterator[Tensor]:
         start += count
 
 
+def lists_of_pairs(query_rows: Tensor, item_rows: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Pairs as candidate lists, one a query.
+
+    Args:
+        query_rows: (P,) rows of queries.
+        item_rows: (P,) rows of items.
+
+    Returns:
+        The distinct query rows (B,), their candidates (B, K) with -1 for none, and each pair's row (P,) and column (P,)
+        in those.
+    """
+    rows, row = torch.unique(query_rows, return_inverse=True)
+    order = torch.argsort(row, stable=True)
+    counts = torch.bincount(row, minlength=len(rows))
+    starts = torch.repeat_interleave(counts.cumsum(0) - counts, counts)
+    column = torch.empty_like(row)
+    column[order] = torch.arange(len(row), device=row.device) - starts
+    candidates = torch.full((len(rows), int(counts.max()) if len(rows) else 0), -1, device=row.device)
+    candidates[row, column] = item_rows
+    return rows, candidates, row, column
+
+
 def join_pairs(left: Ragged, right: Ragged, left_rows: Tensor, right_rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Each left sequence followed by its right one, in one pass without a loop over pairs.
 

@@ -44,6 +44,33 @@ def each_text(
     return torch.cat(parts)[torch.argsort(torch.cat(rows))]
 
 
+def each_token(
+    ids: Tensor | Ragged,
+    tokens_per_batch: int | None,
+    read: Callable[[Tensor, Tensor], Tensor],
+    shape: tuple[int, ...],
+) -> Ragged:
+    """What is read of each token of N sequences.
+
+    Args:
+        ids: N sequences of token ids.
+        tokens_per_batch: as in `each_text`.
+        read: of padded ids (n, L) and their mask (n, L) to (n, L, *shape).
+        shape: of what is read of one token.
+
+    Returns:
+        N sequences of values of that shape.
+    """
+    assert isinstance(ids, Ragged)
+    starts = ids.offsets[:-1] - ids.offsets[0]
+    parts, places = [torch.empty(0, *shape, device=starts.device)], [starts[:0]]
+    for bucket in buckets(ids.lengths, token_budget(tokens_per_batch, ids.values.device)):
+        padded, mask = ids.take(bucket).pad()
+        parts.append(read(padded.long(), mask)[mask])
+        places.append((starts[bucket][:, None] + torch.arange(mask.shape[1], device=mask.device))[mask])
+    return Ragged(torch.cat(parts)[torch.argsort(torch.cat(places))], ids.offsets - ids.offsets[0])
+
+
 def pooled(encoder: Encoder, ids: Tensor | Ragged, pooling: Pooling, tokens_per_batch: int | None) -> Tensor:
     """One vector a sequence.
 

@@ -18,7 +18,7 @@ from transformers import get_scheduler
 
 from datamodules.batch import Batch
 from datamodules.records import Item, Query
-from datamodules.reps import Reps, take
+from datamodules.reps import Reps, num_rows, take
 from losses import Loss, SoftmaxCrossEntropy
 from models.tokens import TextEncoder
 
@@ -63,6 +63,20 @@ def inner_products(queries: Reps, items: Reps, candidates: Tensor | None) -> Ten
         # As an embedding, because the gradient of plain indexing is added up one row after another.
         scores = torch.einsum("bd,bkd->bk", query, F.embedding(candidates.clamp_min(0), item))
     return scores.masked_fill(candidates < 0, -torch.inf)
+
+
+def pair_by_pair(similarity: LearnedSimilarity, queries: Reps, items: Reps, candidates: Tensor | None) -> Tensor:
+    """`LearnedSimilarity.score` for a similarity whose `score_pairs` does the work; only real candidates are scored."""
+    size = num_rows(queries)
+    if candidates is None:
+        candidates = torch.arange(num_rows(items), device=similarity.device)[None]
+    candidates = candidates.expand(size, -1)
+    real = candidates >= 0
+    query_rows = torch.arange(size, device=candidates.device)[:, None].expand_as(candidates)[real]
+    pairs = similarity.score_pairs(queries, items, query_rows, candidates[real])
+    scores = pairs.new_full(candidates.shape, -torch.inf)
+    scores[real] = pairs
+    return scores
 
 
 def fastest_device() -> str:

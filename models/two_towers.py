@@ -19,7 +19,8 @@ class TwoTowers(LearnedSimilarity):
     Args:
         backbone: the pretrained encoder.
         tokens: how texts become token ids.
-        shared: one encoder for queries and items; otherwise two, each with its own adapters.
+        shared: one encoder for queries and items; otherwise two, each with its own adapters. None: one, and it is no
+            option of the subclass.
         tokens_per_batch: most tokens, padding included, that go through a transformer at once; see
             `models.packing.token_budget` for None.
         loss: what training minimises.
@@ -34,7 +35,7 @@ class TwoTowers(LearnedSimilarity):
         self,
         backbone: BackboneConfig,
         tokens: TokenConfig,
-        shared: bool,
+        shared: bool | None,
         tokens_per_batch: int | None,
         loss: Loss | None,
         optimization: Optimization | None,
@@ -42,11 +43,12 @@ class TwoTowers(LearnedSimilarity):
         **own: Any,
     ) -> None:
         super().__init__(loss, optimization, seed)
-        self.remember(backbone=backbone, tokens=tokens, shared=shared, tokens_per_batch=tokens_per_batch, **own)
+        chosen = {} if shared is None else {"shared": shared}
+        self.remember(backbone=backbone, tokens=tokens, **chosen, tokens_per_batch=tokens_per_batch, **own)
         self.text = TextEncoder(load_tokenizer(backbone), tokens)
         tags = tuple(self.text.tag_ids.values())
         self.query_encoder = Encoder(backbone, tags)
-        self.item_encoder = self.query_encoder if shared else Encoder(backbone, tags)
+        self.item_encoder = self.query_encoder if shared in (True, None) else Encoder(backbone, tags)
         self.tokens_per_batch = tokens_per_batch
 
     def collate_queries(self, queries: Sequence[Query]) -> Reps:

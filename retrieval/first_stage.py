@@ -177,6 +177,41 @@ class AliasTable(_ScoresAll):
         return scores
 
 
+class Given(FirstStage):
+    """The candidates that the data itself offers for each query (`Collection.candidates`), in their order.
+
+    Scores are NaN: an order is all that is known.
+    """
+
+    def index(self, collection: Collection) -> None:
+        """See `FirstStage.index`.
+
+        Raises:
+            ValueError: the data offers no candidates.
+        """
+        if not collection.candidates:
+            raise ValueError(f"{collection.name} offers no candidates; use BM25 or another first stage")
+        self.num_items = len(collection.items)
+        self._collection = collection
+
+    def search(self, query_rows: Rows, k: int) -> tuple[Rows, Scores]:
+        """See `FirstStage.search`.
+
+        Raises:
+            ValueError: a query has fewer than k candidates.
+        """
+        listed = [self._collection.candidates[row] for row in query_rows]
+        for row, candidates in zip(query_rows, listed, strict=True):
+            if len(candidates) < k:
+                least = min(map(len, self._collection.candidates))
+                raise ValueError(
+                    f"{self._collection.name}: {k} candidates were asked for, but query "
+                    f"{self._collection.queries[row].id!r} has {len(candidates)}; every query has {least}"
+                )
+        rows = np.array([candidates[:k] for candidates in listed], dtype=np.int64).reshape(len(listed), k)
+        return rows, np.full(rows.shape, np.nan, dtype=np.float32)
+
+
 def _text(item: Any) -> str:
     return f"{item.title} {item.text}".strip()
 

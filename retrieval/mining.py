@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from lightning import Callback, LightningModule, Trainer
 
-from datamodules.base import Candidates, RetrievalData, Split
+from datamodules.base import RetrievalData, Split
+from datamodules.candidates import Candidates
 from datamodules.records import Collection
 from models.similarity import LearnedSimilarity, fastest_device
 from retrieval.atomic import replacing

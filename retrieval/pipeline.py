@@ -30,9 +30,9 @@ class Stage:
 class Pipeline(Searcher):
     """A first stage, any number of similarities that each keep the best, and the evaluated one on what is left.
 
-    CMC between a dual encoder and a cross-encoder is one (CMC §4.2): the first stage's 512, CMC's 16 of them. Seconds
-    are reported by stage; so are calls (lists, for a similarity that compares candidates with each other) and the bytes
-    of the representations that a stage keeps.
+    CMC between a dual encoder and a cross-encoder is one (CMC §4.2): the first stage's 512, CMC's 16 of them.
+    Milliseconds are reported by stage; so are calls (lists, for a similarity that compares candidates with each other)
+    and the bytes of the representations that a stage keeps.
 
     Args:
         first_stage: what retrieves.
@@ -54,6 +54,8 @@ class Pipeline(Searcher):
             raise ValueError(f"each stage keeps no more items than it is given, at least 1; got {sizes}")
         self.budget = sizes[-1]
         self._scorers: list[Scorer] = []
+        self._spent: dict[str, float] = {}
+        self._asked = 0
 
     @classmethod
     def tiny(cls, stage: Any, budget: int) -> Self:
@@ -65,7 +67,7 @@ class Pipeline(Searcher):
         check_budget(self.depth, self.budget, len(self.task.collection.items))
         with watch.step("first stage"):
             self.first_stage.index(self.task.collection)
-        self._scorers = []
+        self._scorers, self._spent, self._asked = [], {}, 0
         for number, stage in enumerate(self.stages, start=2):
             with watch.step(_name(number, stage)):
                 model = LearnedSimilarity.from_pretrained(stage.checkpoint, fastest_device())
@@ -84,20 +86,26 @@ class Pipeline(Searcher):
                 scorer.forget(query_rows)
         with watch.step("scoring"):
             scores = self.task.scorer.score_lists(query_rows, items)
+        self._asked += len(query_rows)
+        self._spent = {step: self._spent.get(step, 0.0) + seconds for step, seconds in watch.seconds.items()}
         return self.ranked(query_rows, items, scores, k, watch)
 
     def stage_costs(self) -> list[dict[str, Any]]:
-        """Of the similarities in between: pairs or lists scored for a query, and bytes of representations."""
-        asked = max(len(self.task.query_rows), 1)
-        return [
-            {
-                "stage": _name(number, stage),
-                "kept": stage.keep,
-                "pairs" if scorer.pointwise else "lists": int(scorer.calls.sum()) / asked,
-                "bytes": scorer.representation_bytes,
-            }
+        """Of each stage, means over the queries: pairs or lists scored, milliseconds; and bytes of representations."""
+        between = [
+            {"stage": _name(number, stage), "kept": stage.keep, **_calls(scorer, self._asked)}
             for number, (stage, scorer) in enumerate(zip(self.stages, self._scorers, strict=True), start=2)
         ]
+        last = {"stage": "scoring", **_calls(self.task.scorer, self._asked)}
+        costs: list[dict[str, Any]] = [{"stage": "first stage", "kept": self.depth}, *between, last]
+        return [
+            cost | {"milliseconds": 1000 * self._spent.get(cost["stage"], 0.0) / max(self._asked, 1)} for cost in costs
+        ]
+
+
+def _calls(scorer: Scorer, asked: int) -> dict[str, Any]:
+    counted = "pairs" if scorer.pointwise else "lists"
+    return {counted: int(scorer.calls.sum()) / max(asked, 1), "bytes": scorer.representation_bytes}
 
 
 def _name(number: int, stage: Stage) -> str:

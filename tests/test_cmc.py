@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -10,6 +14,8 @@ from torch.nn import functional as F
 from models.backbone import BackboneConfig
 from models.cmc import CMC, ComparingLayer, Skip
 from models.tiny import tiny_backbone
+
+ROOT = Path(__file__).parents[1]
 
 
 def layer_of(skip: Skip, width: int = 16) -> ComparingLayer:
@@ -24,14 +30,15 @@ def reference(layer: ComparingLayer, states: Tensor, real: Tensor | None) -> Ten
     return plain(states, src_key_padding_mask=None if real is None else ~real)  # in training mode: no fast path
 
 
-@pytest.mark.parametrize("skip", ["sum", "gated", "none"])
+@pytest.mark.parametrize("skip", ["sum", "mean", "gated", "none"])
 def test_layer_is_pytorchs_with_the_skip(skip: Skip) -> None:
     """A norm or a residual in the wrong place trains all the same, only worse."""
     layer, states = layer_of(skip), torch.randn(3, 7, 16)
     real = torch.arange(7) < torch.tensor([[7], [3], [1]])
     for mask in (None, real):
         inner, share = reference(layer, states, mask), torch.sigmoid(torch.tensor(-5.0))
-        expected = {"sum": states + inner, "gated": share * inner + (1 - share) * states, "none": inner}[skip]
+        gated = share * inner + (1 - share) * states
+        expected = {"sum": states + inner, "mean": (states + inner) / 2, "gated": gated, "none": inner}[skip]
         kept = torch.ones_like(real) if mask is None else real
         torch.testing.assert_close(layer(states, mask)[kept], expected[kept], atol=1e-5, rtol=1e-5)
 
@@ -72,6 +79,65 @@ def test_long_lists_take_linear_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     model = CMC.tiny().eval()
     scores = model.score({"vector": torch.randn(1, 16)}, {"vector": torch.randn(3000, 16)})
     assert scores.shape == (1, 3000) and max(sizes) <= 16 * 3001
+
+
+@torch.inference_mode()
+def test_permuting_candidates_permutes_scores() -> None:
+    """Positions that leak in make the first stage's order part of the answer."""
+    model = CMC.tiny().eval()
+    queries, items = {"vector": torch.randn(2, 16)}, {"vector": torch.randn(9, 16)}
+    lists = torch.stack([torch.randperm(9)[:6], torch.randperm(9)[:6]])
+    order = torch.randperm(6)
+    torch.testing.assert_close(
+        model.score(queries, items, lists[:, order]), model.score(queries, items, lists)[:, order], atol=1e-5, rtol=1e-5
+    )
+
+
+@torch.inference_mode()
+def test_a_list_of_one() -> None:
+    """One candidate is compared with nothing but the query, also beside longer lists, and a list may be empty."""
+    model = CMC.tiny().eval()
+    queries, items = {"vector": torch.randn(3, 16)}, {"vector": torch.randn(5, 16)}
+    one = {"vector": queries["vector"][:1]}
+    alone = model.score(one, {"vector": items["vector"][2:3]})
+    together = model.score(queries, items, torch.tensor([[-1, 2, -1], [0, 1, 3], [-1, -1, -1]]))
+    torch.testing.assert_close(together[0, 1], alone[0, 0], atol=1e-5, rtol=1e-5)
+    assert torch.isneginf(together[2]).all() and torch.isfinite(together[1]).all()
+    assert model.score(one, items, torch.empty(1, 0, dtype=torch.int64)).shape == (1, 0)
+
+
+@torch.inference_mode()
+def test_a_candidate_added_elsewhere_in_the_batch_changes_nothing() -> None:
+    """Candidates are compared within a list: one that leaks into a neighbour's makes scores depend on the batch."""
+    model = CMC.tiny().eval()
+    queries, items = {"vector": torch.randn(2, 16)}, {"vector": torch.randn(9, 16)}
+    short = model.score(queries, items, torch.tensor([[3, 5, 1], [2, 4, -1]]))
+    longer = model.score(queries, items, torch.tensor([[3, 5, 1], [2, 4, 8]]))
+    torch.testing.assert_close(longer[0], short[0], atol=1e-5, rtol=1e-5)
+    assert (longer[1, :2] - short[1, :2]).abs().max() > 1e-4
+
+
+PASS = """
+import resource, torch
+from torch import nn
+from models.cmc import ComparingLayer
+layers = nn.ModuleList(ComparingLayer(16, 2, 32, 0.0, "sum") for _ in range(2)).eval()
+states, real = torch.randn(1, 16_385, 16), torch.ones(1, 16_385, dtype=torch.bool)
+real[0, -5:] = False
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+with torch.inference_mode():
+    for mask in (None, real):
+        out = states
+        for layer in layers:
+            out = layer(out, mask)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+def test_no_matrix_of_all_pairs_is_kept() -> None:
+    """Inside PyTorch too: 16,385 states have a matrix of 1 GiB a head, and the peak must stay far below one."""
+    ran = subprocess.run([sys.executable, "-c", PASS], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert int(ran.stdout) < 300 * 1024  # KiB
 
 
 def test_heads_must_divide_the_width() -> None:

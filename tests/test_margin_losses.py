@@ -11,7 +11,7 @@ import pytest
 import torch
 from lightning import Trainer
 
-from datamodules.base import Candidates
+from datamodules.candidates import Candidates
 from losses import MarginMSE, OtherPositivesCrossEntropy, SumOfLosses, Targets
 from losses.ranking import margin_mse, other_positives_cross_entropy
 from models.dual_encoder import DualEncoder

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from evaluate import parser
 from models import checkpoint
 from models.cmc import CMC
 from models.cross_encoder import CrossEncoder
@@ -56,8 +57,10 @@ def test_a_stage_keeps_its_best(between: Path) -> None:
 def test_costs_by_stage_are_reported(between: Path) -> None:
     """The reason for stages is what each costs."""
     searcher = Pipeline(BM25(), 12, [Stage(str(between), 5)])
-    [stage] = evaluate(task_of(CrossEncoder.tiny()), searcher, 5, ["RR@5"]).summary["stages"]
-    assert stage["lists"] == 1 and stage["kept"] == 5 and stage["bytes"] > 0
+    first, stage, last = evaluate(task_of(CrossEncoder.tiny()), searcher, 5, ["RR@5"]).summary["stages"]
+    assert first["kept"] == 12 and last["pairs"] == 5
+    assert stage["lists"] == 1 and stage["kept"] == 5 and stage["bytes"] == 4 * 16 * (24 + 40)
+    assert all(cost["milliseconds"] > 0 for cost in (first, stage, last))
     assert list(searcher.index_seconds) == ["first stage", f"stage 2, {between}"]
 
 
@@ -81,6 +84,16 @@ def test_whole_lists_for_a_similarity_that_compares() -> None:
     for refused in (CUR(), AXN(Dense("unused"))):
         with pytest.raises(TypeError, match="scores single pairs, but this similarity compares"):
             refused.index(task)
+
+
+def test_the_composed_search_is_one_the_command_takes() -> None:
+    """The YAML that the docs name must build these stages with this version's names."""
+    path = Path(__file__).parents[1] / "configs" / "search" / "wordnet_pipeline.yaml"
+    top = parser()
+    chosen = top.instantiate(top.parse_args(["run", "--config", str(path)])).run
+    assert isinstance(chosen.search, Pipeline) and isinstance(chosen.search.first_stage, Dense)
+    assert (chosen.search.depth, chosen.search.budget) == (512, 16)
+    assert chosen.search.stages == [Stage("checkpoints/wordnet-cmc", 16)]
 
 
 def test_stages_must_narrow() -> None:

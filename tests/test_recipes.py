@@ -9,11 +9,14 @@ import pytest
 
 import train
 from datamodules.wordnet import find_wordnet
+from datamodules.zeshel import ZESHEL_SPLITS
 from models.backbone import MINILM
 from models.similarity import LearnedSimilarity
+from models.tiny import tiny_backbone
+from tests.layouts import write_blink, write_dstc7, write_msmarco, write_zeshel
 
 ROOT = Path(__file__).parents[1]
-RECIPES = sorted(ROOT.glob("configs/**/*.yaml"))
+RECIPES = sorted(path for path in ROOT.glob("configs/**/*.yaml") if path.parent.name != "search")
 
 SMALL = """
 data.batch_size=4 data.max_val_queries=8 trainer.max_epochs=1 trainer.check_val_every_n_epoch=1
@@ -31,10 +34,17 @@ def arguments(recipe: Path, folder: Path) -> list[str]:
     elif "datamodules.tasks.BEIR" in text:
         text = text.replace("google-bert/bert-base-uncased", MINILM).replace("bf16-mixed", "32")
         settings = f"{SMALL} data.root={collection(folder)}"
-    else:
+    elif "datamodules.tasks.WordNet" in text:
         find_wordnet()
         assert "retrieval.mining.MineCandidates" in text
         settings = SMALL + WORLDS
+    else:
+        [write] = [writer for name, writer in WRITERS.items() if f"datamodules.tasks.{name}" in text]
+        write(folder / "data" / recipe.parent.name)
+        text = text.replace(": data/", f": {folder}/data/").replace(
+            "google-bert/bert-base-uncased", str(tiny_backbone())
+        )
+        settings = f"{SMALL} model.tokens.query_length=24 model.tokens.item_length=24"
     scratch = folder / recipe.name
     checkpointed = text.replace("retrieval.dense.Dense", "retrieval.first_stage.BM25")
     checkpointed = checkpointed.replace("teacher: checkpoints/", f"teacher: {ROOT}/checkpoints/")
@@ -46,6 +56,16 @@ def arguments(recipe: Path, folder: Path) -> list[str]:
         kept.append(line.replace("out/", f"{folder}/out/"))
     scratch.write_text("\n".join(kept) + "\n")
     return ["fit", "--config", str(scratch), *(f"--{setting}" for setting in settings.split())]
+
+
+def worlds(root: Path) -> None:
+    """ZESHEL's train and dev worlds."""
+    for split in ("train", "val"):
+        for world in ZESHEL_SPLITS[split]:
+            write_zeshel(root, world, split, queries=4)
+
+
+WRITERS = {"ZeShEL": worlds, "BLINK": write_blink, "MSMARCO": write_msmarco, "DSTC7": write_dstc7}
 
 
 def interactions(folder: Path) -> Path:
@@ -69,7 +89,7 @@ def collection(folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_recipe_takes_a_step_and_releases(recipe: Path, tmp_path: Path) -> None:
     """A recipe that no longer fits the code is found by the first user otherwise."""
     cli = train.main(arguments(recipe, tmp_path))

@@ -34,7 +34,8 @@ ITEMS = [
 
 def registered() -> list[type[LearnedSimilarity]]:
     """Classes named by the recipes' model.class_path."""
-    paths = {yaml.safe_load(path.read_text())["model"]["class_path"] for path in ROOT.glob("configs/**/*.yaml")}
+    recipes = [yaml.safe_load(path.read_text()) for path in ROOT.glob("configs/**/*.yaml")]
+    paths = {recipe["model"]["class_path"] for recipe in recipes if "model" in recipe}
     return [getattr(importlib.import_module(p.rpartition(".")[0]), p.rpartition(".")[2]) for p in sorted(paths)]
 
 

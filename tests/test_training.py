@@ -14,8 +14,9 @@ import torch
 from lightning import Callback, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from datamodules.base import Candidates, CollectionBatches
 from datamodules.batch import Batch
+from datamodules.candidates import Candidates
+from datamodules.loading import CollectionBatches
 from datamodules.reps import num_rows
 from losses import Loss, MatchLoss, PairLoss, SoftmaxCrossEntropy, Targets
 from models import checkpoint

@@ -1,0 +1,127 @@
+"""Milliseconds of CMC beside a cross-encoder, by number of candidates: CMC's Figure 4 on this machine.
+
+    python -m benchmarks.cmc_speed [--cmc checkpoints/wordnet-cmc] [--cross-encoder checkpoints/wordnet-emb-ce] \
+        [--most 65536] [--most-pairs 2048] [--plot docs/cmc.svg] [--output out/cmc/speed.json]
+
+One query at a time, its encoding included. CMC's candidates are stored vectors, as in use (random ones: its time does
+not depend on their values); the cross-encoder's are a test world's items, tokenised beforehand. Each figure is the
+median of as many repetitions as fit into two seconds, at least one. The peak of resident memory is that of the whole
+process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+from matplotlib.figure import Figure
+
+from datamodules.records import Collection
+from datamodules.reps import Reps
+from datamodules.wordnet import find_wordnet, load_wordnet
+from models.similarity import LearnedSimilarity
+
+WORLD = "noun.event"
+SECONDS = 2.0
+Points = list[tuple[int, float]]
+
+
+def milliseconds(step: Callable[[int], object], seconds: float = SECONDS) -> float:
+    """Median over repetitions of ``step(repetition)``, after one that does not count where it is quick."""
+    start = time.perf_counter()
+    step(0)
+    spent = [time.perf_counter() - start]
+    if spent[0] < seconds:
+        spent = []
+        while sum(spent) < seconds:
+            start = time.perf_counter()
+            step(len(spent) + 1)
+            spent.append(time.perf_counter() - start)
+    return 1000 * statistics.median(spent)
+
+
+def sizes(most: int) -> list[int]:
+    """16, 64, 256, ... and the largest."""
+    found = [16]
+    while found[-1] * 4 <= most:
+        found.append(found[-1] * 4)
+    return found if found[-1] == most else [*found, most]
+
+
+@torch.inference_mode()
+def curve(model: LearnedSimilarity, collection: Collection, items: Reps, most: int) -> Points:
+    """(candidates, milliseconds) for lists of a query's candidates, the first so many of ``items``."""
+    queries = [model.collate_queries([query]) for query in collection.queries[:50]]
+    found = []
+    for size in sizes(most):
+        candidates = torch.arange(size)[None]
+        spent = milliseconds(
+            lambda i, chosen=candidates: model.score(model.encode_queries(queries[i % 50]), items, chosen)  # type: ignore[misc]
+        )
+        found.append((size, spent))
+        print(f"{type(model).__name__}: {size:,} candidates, {spent:,.1f} ms", flush=True)
+    return found
+
+
+def crossover(cmc: Points, pairs: Points) -> list[tuple[int, float]]:
+    """(candidates of the cross-encoder, candidates that CMC compares in the same time); log-linear in between."""
+    counts, spent = np.log([size for size, _ in cmc]), np.log([ms for _, ms in cmc])
+    return [(size, float(np.exp(np.interp(np.log(ms), spent, counts)))) for size, ms in pairs]
+
+
+def plot(cmc: Points, pairs: Points, path: Path) -> None:
+    """Both curves on logarithmic axes."""
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axes = figure.subplots()
+    for name, points, marker in (("cross-encoder", pairs, "s"), ("CMC", cmc, "o")):
+        axes.plot(*zip(*points, strict=True), marker=marker, markersize=4, label=name)
+    axes.axhline(pairs[0][1], color="grey", linewidth=0.8, linestyle="--")
+    axes.annotate("16 pairs", (cmc[-1][0], pairs[0][1]), ha="right", va="bottom", fontsize=8, color="grey")
+    axes.set(xscale="log", yscale="log", xlabel="candidates", ylabel="milliseconds a query")
+    ticks = [size for size, _ in cmc]
+    axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks], fontsize=8)
+    axes.minorticks_off()
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(path, metadata={"Date": None})
+
+
+def main() -> None:
+    """Measures, prints, plots."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cmc", default="checkpoints/wordnet-cmc")
+    parser.add_argument("--cross-encoder", default="checkpoints/wordnet-emb-ce")
+    parser.add_argument("--most", type=int, default=65_536)
+    parser.add_argument("--most-pairs", type=int, default=2048)
+    parser.add_argument("--plot", type=Path, default=None)
+    parser.add_argument("--output", type=Path, default=Path("out/cmc/speed.json"))
+    options = parser.parse_args()
+    transformers.utils.logging.disable_progress_bar()
+    collection = load_wordnet(find_wordnet(), titles=False, only=[WORLD])[WORLD]
+    model = LearnedSimilarity.from_pretrained(options.cross_encoder)
+    tokens = model.collate_items(collection.items)
+    pairs = curve(model, collection, tokens, min(options.most_pairs, len(collection.items)))
+    model = LearnedSimilarity.from_pretrained(options.cmc)
+    width = model.encode_items(model.collate_items(collection.items[:1]))["vector"].shape[1]  # type: ignore[union-attr]
+    vectors = torch.nn.functional.normalize(torch.randn(options.most, width), dim=1)
+    cmc = curve(model, collection, {"vector": vectors}, options.most)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(f"peak of resident memory: {peak:,.0f} MiB, with {torch.get_num_threads()} threads")
+    for size, equal in crossover(cmc, pairs):
+        print(f"{size:,} pairs take as long as {equal:,.0f} candidates of CMC")
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    options.output.write_text(json.dumps({"cmc": cmc, "cross-encoder": pairs, "peak MiB": peak}, indent=2) + "\n")
+    if options.plot is not None:
+        plot(cmc, pairs, options.plot)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""Checkpoints of CMC's released code (``yc-song/cmc``), in the authors' own file layout."""
+
+from __future__ import annotations
+
+import argparse
+import pickle
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from models.backbone import BackboneConfig, file_sha256
+from models.cmc import CMC, Skip
+from models.tokens import TokenConfig
+
+BERT = "google-bert/bert-base-uncased"
+LAYERS = "extend_multi_transformerencoder.layers"
+# In the files, but never read: parts of other models and the layer that the others are copies of; BERT's pooler, and
+# positions that newer versions of transformers count themselves.
+UNREAD = re.compile(
+    r"extend_multi_(transformerencoderlayer|linearhead|token_type_embeddings)\..*"
+    r"|(mention|entity)_encoder\.(pooler\..*|embeddings\.(position_ids|token_type_ids))"
+)
+
+
+def load_released(
+    checkpoint: str | Path, backbone: str = BERT, heads: int = 4, query_length: int = 128, item_length: int = 128
+) -> CMC:
+    """Loads a checkpoint, in evaluation mode, on the CPU.
+
+    The skip connection is what the file holds: a learned gate in each layer, the gate's fixed half where there is none,
+    or none where the layers are PyTorch's own.
+
+    Args:
+        checkpoint: the file, or a folder with a ``pytorch_model.bin``.
+        backbone: name or folder of the transformer whose configuration and tokenizer are used (its weights are
+            replaced).
+        heads: of the self-attention layers, which the weights do not tell; the authors' recipe has 4.
+        query_length: most tokens of a query, tags included; the authors use half of 256.
+        item_length: most tokens of an item.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: the file is damaged, holds more than weights and settings, or has other parameters.
+    """
+    path = Path(checkpoint).expanduser()
+    path = path / "pytorch_model.bin" if path.is_dir() else path
+    tensors = {_plain(name): value for name, value in _read(path).items()}
+    tensors = {name: value for name, value in tensors.items() if not UNREAD.fullmatch(name)}
+    numbers = {int(found[1]) for name in tensors if (found := re.match(rf"{LAYERS}\.(\d+)\.", name))}
+    inner = "encoder_layer." if any(".encoder_layer." in name for name in tensors) else ""
+    first = tensors.get(f"{LAYERS}.0.{inner}linear1.weight")
+    if first is None:
+        raise ValueError(f"{path} is not a released CMC: it has no {LAYERS}.0, but {sorted(tensors)[:3]}")
+    gated = f"{LAYERS}.0.weight" in tensors
+    skip: Skip = "gated" if gated else "mean" if inner else "none"
+    model = CMC(
+        BackboneConfig(backbone),
+        TokenConfig(query_length, item_length),
+        layers=len(numbers),
+        heads=heads,
+        feedforward=first.shape[0],
+        skip=skip,
+    )
+    _fill(_wanted(model, inner), tensors, path)
+    model.weights_sha256 = file_sha256(path)
+    return model.eval()
+
+
+def _plain(name: str) -> str:
+    """The newest of the authors' names of a parameter."""
+    return name.removeprefix("module.").replace("extend_multi.", "extend_multi_")
+
+
+def _wanted(model: CMC, inner: str) -> dict[str, Tensor]:
+    """Every parameter of a model under the authors' name."""
+    sides: dict[str, nn.Module] = {
+        "mention_encoder": model.query_encoder.model,
+        "entity_encoder": model.item_encoder.model,
+    }
+    wanted = {f"{side}.{name}": value for side, module in sides.items() for name, value in module.named_parameters()}
+    for number, layer in enumerate(model.layers):
+        for name, value in layer.named_parameters():
+            own = "weight" if name == "gate" else f"{inner}{name}"
+            wanted[f"{LAYERS}.{number}.{own}"] = value
+    return wanted
+
+
+def _fill(wanted: dict[str, Tensor], tensors: dict[str, Tensor], path: Path) -> None:
+    missing, unknown = sorted(wanted.keys() - tensors.keys()), sorted(tensors.keys() - wanted.keys())
+    if missing or unknown:
+        raise ValueError(f"{path} does not fit: missing {missing[:3]}, unknown {unknown[:3]}")
+    with torch.no_grad():
+        for name, place in wanted.items():
+            value = tensors[name]
+            if value.numel() != place.numel() or value.squeeze().shape != place.squeeze().shape:
+                raise ValueError(f"{path}: {name} has shape {tuple(value.shape)}, expected {tuple(place.shape)}")
+            place.copy_(value.view(place.shape))
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    """The weights of a file of torch.save; its settings are read as plain values, and nothing in it is run."""
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is missing; name the file, or a folder with a pytorch_model.bin")
+    try:
+        with torch.serialization.safe_globals([argparse.Namespace]):
+            found: Any = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+        raise ValueError(f"{path} is damaged or holds more than weights and settings ({error})") from error
+    state = found.get("sd", found) if isinstance(found, dict) else None
+    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
+        raise ValueError(f"{path} holds no weights under 'sd'")
+    return state

@@ -1,0 +1,168 @@
+"""Data that brings its own candidates: MS MARCO, DSTC7, and the first stage that gives them out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from datamodules.dstc7 import ADDED, load_dstc7
+from datamodules.json_lines import read_json_array
+from datamodules.msmarco import NO_CANDIDATES, NO_JUDGEMENT, load_msmarco
+from datamodules.records import Collection, DataError, Item, Query
+from retrieval.first_stage import Given
+from retrieval.mining import mine
+from tests.layouts import dialogue, write_dstc7, write_msmarco
+
+
+@pytest.fixture
+def msmarco(tmp_path: Path) -> Path:
+    write_msmarco(tmp_path, passages=20, queries=4, depth=5)
+    return tmp_path
+
+
+def test_msmarco(msmarco: Path) -> None:
+    """Only what is needed is kept, and a list's order must be that of the ranks, not of the lines."""
+    lines = (msmarco / "run.train.tsv").read_text().splitlines()
+    (msmarco / "run.train.tsv").write_text("\n".join(reversed(lines)) + "\n")
+    read = load_msmarco(msmarco, "train", msmarco / "run.train.tsv", depth=3)
+    assert [query.id for query in read.queries] == ["q0", "q1", "q2", "q3"]
+    ids = [[read.items[row].id for row in listed] for listed in read.candidates]
+    assert ids == [[str(n + step) for step in range(3)] for n in range(4)]
+    assert {item.id for item in read.items} == {str(n) for n in range(6)}
+    assert [[read.items[row].id for row in read.relevant(n)] for n in range(4)] == [["0"], ["1"], ["2"], ["3"]]
+
+
+def test_msmarcos_three_kinds_of_candidates(msmarco: Path) -> None:
+    """A run, a top1000 file and a TREC run of the same lists must read alike."""
+    kinds = [load_msmarco(msmarco, "dev", msmarco / name) for name in ("run.train.tsv", "top1000.dev.tsv")]
+    rows = (line.split("\t") for line in (msmarco / "run.train.tsv").read_text().splitlines())
+    (msmarco / "run.trec").write_text("".join(f"{q} Q0 {p} {rank} {-int(rank)}.5 bm25\n" for q, p, rank in rows))
+    kinds.append(load_msmarco(msmarco, "dev", msmarco / "run.trec"))
+    assert kinds[0] == kinds[1] == kinds[2]
+
+
+def test_msmarco_counts_what_it_leaves_out(msmarco: Path) -> None:
+    """Queries that vanish silently make two systems incomparable."""
+    (msmarco / "qrels.dev.tsv").write_text("q0\t0\t0\t1\nq1\t0\t1\t0\nq2\t0\t2\t1\n")
+    lines = [line for line in (msmarco / "run.train.tsv").read_text().splitlines() if not line.startswith("q2")]
+    (msmarco / "run.train.tsv").write_text("\n".join(lines) + "\n")
+    read = load_msmarco(msmarco, "dev", msmarco / "run.train.tsv")
+    assert [query.id for query in read.queries] == ["q0"]
+    assert read.notes == {NO_JUDGEMENT: 2, NO_CANDIDATES: 1}
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "message"),
+    [
+        ("collection.tsv", "21\n", r"collection\.tsv:21: expected 2 columns"),
+        ("collection.tsv", "3\tagain\n", r"collection\.tsv:21: passage '3' appears more than once"),
+        ("qrels.train.tsv", "q1\t0\t1\tyes\n", r"qrels\.train\.tsv:5: expected a whole-number grade, got 'yes'"),
+        ("qrels.train.tsv", "q1\t0\t77\t1\n", r"such as '77', are not there"),
+        ("run.train.tsv", "q1\t3\tfirst\n", r"run\.train\.tsv:21: expected a line of MS MARCO's run"),
+        ("run.train.tsv", "q1\n", r"run\.train\.tsv:21: expected a line of MS MARCO's run"),
+    ],
+)
+def test_msmarcos_bad_lines_are_named(msmarco: Path, name: str, line: str, message: str) -> None:
+    """Among eight million lines, the number is what helps."""
+    with (msmarco / name).open("a") as file:
+        file.write(line)
+    with pytest.raises(DataError, match=message):
+        load_msmarco(msmarco, "train", msmarco / "run.train.tsv")
+
+
+def test_dstc7(tmp_path: Path) -> None:
+    """Options of other dialogues must not become a dialogue's own, nor the answer another's."""
+    write_dstc7(tmp_path, dialogues=3, options=4)
+    train = load_dstc7(tmp_path / "ubuntu_train_subtask_1.json")
+    answers = tmp_path / "ubuntu_responses_subtask_1.tsv"
+    test = load_dstc7(tmp_path / "ubuntu_test_subtask_1.json", answers)
+    for read in (train, test):
+        assert [query.id for query in read.queries] == ["0", "1", "2"] and len(read.items) == 12
+        ids = [[read.items[row].id for row in listed] for listed in read.candidates]
+        assert ids == [[f"c{n}-{option}" for option in range(4)] for n in range(3)]
+        assert [[read.items[row].id for row in read.relevant(n)] for n in range(3)] == [["c0-0"], ["c1-1"], ["c2-2"]]
+    assert train.queries[1].text == "participant_1: how do I find the river ? participant_2: which one ?"
+    short = load_dstc7(tmp_path / "ubuntu_train_subtask_1.json", words=3)
+    assert short.queries[1].text == "which one ?"
+
+
+def test_dstc7s_answer_outside_the_options(tmp_path: Path) -> None:
+    """It is added and counted: otherwise no model could answer, and no figure would say so."""
+    found = dialogue(0, 3) | {"options-for-correct-answers": [{"candidate-id": "none", "utterance": "none of them"}]}
+    (tmp_path / "a.json").write_text(json.dumps([found]))
+    read = load_dstc7(tmp_path / "a.json")
+    assert [read.items[row].id for row in read.candidates[0]] == ["c0-0", "c0-1", "c0-2", "none"]
+    assert read.notes == {ADDED: 1}
+
+
+BAD: list[tuple[Callable[[str], str], str]] = [
+    (lambda text: text.replace('"messages-so-far"', '"messages"', 2), r"a\.json:2: expected a list of objects"),
+    (lambda text: text[: len(text) // 2], r"a\.json:\d+: broken JSON"),
+    (lambda text: "{}", r"a\.json:1: expected a JSON array, got '{}'"),
+    (lambda text: text.replace("[", "[\n\n 7,", 1), r"a\.json:3: expected a JSON object, got '7'"),
+    (lambda text: text.replace('"c1-0"', '"c0-1"', 1), r"candidate-id 'c0-1' appears with another utterance"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), BAD)
+def test_dstc7s_bad_records_are_named(change: Callable[[str], str], message: str, tmp_path: Path) -> None:
+    """The array is one value to JSON: its own errors would name no record."""
+    (tmp_path / "a.json").write_text(change(json.dumps([dialogue(0, 3), dialogue(1, 3)], indent=1)))
+    with pytest.raises(DataError, match=message):
+        load_dstc7(tmp_path / "a.json")
+
+
+def test_dstc7_without_answers(tmp_path: Path) -> None:
+    """The test file has none: they must be asked for, not guessed."""
+    write_dstc7(tmp_path, dialogues=2, options=3)
+    with pytest.raises(DataError, match="expected a list of objects under 'options-for-correct-answers'"):
+        load_dstc7(tmp_path / "ubuntu_test_subtask_1.json")
+    (tmp_path / "ubuntu_responses_subtask_1.tsv").write_text("0\tc0-0\n")
+    with pytest.raises(DataError, match="no answer is known for example-id '1'"):
+        load_dstc7(tmp_path / "ubuntu_test_subtask_1.json", tmp_path / "ubuntu_responses_subtask_1.tsv")
+
+
+def test_an_arrays_lines(tmp_path: Path) -> None:
+    """Against line numbers counted by eye."""
+    (tmp_path / "a.json").write_text('\n[ {"a": 1},\n\n{"a":\n2}\n , {"a": 3} ]\n')
+    assert [(r.line, r.fields["a"]) for r in read_json_array(tmp_path / "a.json")] == [(2, 1), (4, 2), (6, 3)]
+
+
+def offered(*lists: list[int]) -> Collection:
+    items = [Item(f"i{n}", "text") for n in range(6)]
+    return Collection(
+        "c", items, [Query(f"q{n}", "text") for n in range(len(lists))], [{0: 1}] * len(lists), candidates=lists
+    )
+
+
+def test_given_candidates_keep_their_order() -> None:
+    """A first stage that sorted them by row would undo the retriever's work."""
+    stage = Given()
+    stage.index(offered([4, 2, 0], [1, 5, 3]))
+    rows, scores = stage.search(np.array([1, 0]), 2)
+    assert rows.tolist() == [[1, 5], [4, 2]] and np.isnan(scores).all()
+    assert mine(Given(), offered([4, 2, 0], [1, 5, 3]), 3).items.tolist() == [[4, 2, 0], [1, 5, 3]]
+
+
+def test_fewer_candidates_than_asked_for() -> None:
+    """Filling up with any item would make the task easier than it is."""
+    stage = Given()
+    stage.index(offered([4, 2, 0], [1, 5]))
+    with pytest.raises(ValueError, match="3 candidates were asked for, but query 'q1' has 2; every query has 2"):
+        stage.search(np.array([0, 1]), 3)
+    with pytest.raises(ValueError, match="c offers no candidates"):
+        stage.index(offered())
+
+
+def test_a_sample_keeps_its_own_lists() -> None:
+    """Lists that stay behind would be those of other queries."""
+    whole = offered([0], [1], [2], [3])
+    few = whole.sample(2, seed=1)
+    assert [[int(query.id[1:])] for query in few.queries] == [list(listed) for listed in few.candidates]
+    assert whole.fingerprint != offered([0], [1], [2], [4]).fingerprint
+    with pytest.raises(DataError, match="2 queries but 1 candidate lists"):
+        Collection("c", whole.items, whole.queries[:2], [{}, {}], candidates=[[0]])
