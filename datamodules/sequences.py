@@ -282,4 +282,5 @@ def outside(banned: Sequence[Rows], drawn: Rows, which: Rows) -> Rows:
     starts = np.cumsum([0, *(len(rows) for rows in banned)])
     apart = 1 + max(int(before.max(initial=0)), int(drawn.max(initial=0)))
     keys = before + np.repeat(np.arange(len(banned)) * apart, np.diff(starts))
-    return drawn + np.searchsorted(keys, drawn + which * apart, side="right") - starts[which]
+    shifted: Rows = drawn + np.searchsorted(keys, drawn + which * apart, side="right") - starts[which]
+    return shifted

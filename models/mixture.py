@@ -226,6 +226,9 @@ class HashedUsers(nn.Module):
     def __init__(self, sizes: tuple[int, ...], width: int, dropout: float) -> None:
         super().__init__()
         self.tables = nn.ModuleList(nn.Embedding(size + 1, width, padding_idx=0) for size in sizes)
+        for table in self.tables:
+            # Short ones: components are normalised, so that long ones would hardly turn.
+            nn.init.xavier_normal_(table.weight)
         self.sizes = sizes
         self.dropout = nn.Dropout(dropout)
 

@@ -66,8 +66,8 @@ class ReleasedSizes:
                 "...): give the sizes (ReleasedSizes)"
             )
         activation: Literal["geglu", "swiglu"] = "geglu" if found["activation"] == "geglu" else "swiglu"
-        numbers = (int(found[part]) for part in ("heads", "query", "item"))
-        return cls(*numbers, activation, float(found["temperature"]))
+        heads, query, item = (int(found[part]) for part in ("heads", "query", "item"))
+        return cls(heads, query, item, activation, float(found["temperature"]))
 
 
 def is_released(path: Path) -> bool:

@@ -69,9 +69,9 @@ WRITERS = {"ZeShEL": worlds, "BLINK": write_blink, "MSMARCO": write_msmarco, "DS
 
 
 def interactions(folder: Path) -> Path:
-    """Eight users with six actions each, in RecBole's layout."""
+    """Twelve users and items with six actions each, in RecBole's layout."""
     path = folder / "small.inter"
-    rows = [f"u{user}\ti{(user + step) % 12}\t{1000 * step}\n" for user in range(8) for step in range(6)]
+    rows = [f"u{user}\ti{(user + step) % 12}\t{1000 * step}\n" for user in range(12) for step in range(6)]
     path.write_text("user_id:token\titem_id:token\ttimestamp:float\n" + "".join(rows))
     return path
 
