@@ -51,10 +51,18 @@ OUT = Path("out/hypencoder")
 LESSONS = Path("out/lessons-wordnet")
 DE = "checkpoints/wordnet-de"
 # Worlds with many usage examples for their size: few items to encode.
-WORLDS = (
-    "noun.attribute verb.body verb.cognition verb.consumption verb.creation verb.emotion verb.perception "
-    "verb.possession verb.social verb.stative"
-).split()
+WORLDS = [
+    "noun.attribute",
+    "verb.body",
+    "verb.cognition",
+    "verb.consumption",
+    "verb.creation",
+    "verb.emotion",
+    "verb.perception",
+    "verb.possession",
+    "verb.social",
+    "verb.stative",
+]
 TESTED = ("noun.event", "verb.communication")
 BATCH, HARD, RANDOM, DEPTH = 32, 6, 2, 32
 """Queries a step; a query's hard negatives, drawn from so many first ones of wordnet-de, and random ones."""
@@ -281,7 +289,8 @@ def teach(worlds: Sequence[str], queries: int) -> None:
 
 def train(options: argparse.Namespace) -> None:
     """Trains and evaluates one student; what it found is kept as a JSON file."""
-    path = OUT / "frozen" / f"depth-{options.depth}{'-residual' * options.residual_on_last}-seed-{options.seed}-steps-{options.steps}.json"
+    name = f"depth-{options.depth}{'-residual' * options.residual_on_last}-seed-{options.seed}-steps-{options.steps}"
+    path = OUT / "frozen" / f"{name}.json"
     if path.exists():
         print(f"{path} is there")
         return
@@ -314,7 +323,8 @@ def table() -> None:
     """Markdown of all runs: the mean over seeds and queries, with the interval over queries of the seeds' mean."""
     runs = [json.loads(path.read_text()) for path in sorted((OUT / "frozen").glob("*.json"))]
     for titles in ("False", "True"):
-        print(f"\n{'With' if titles == 'True' else 'Without'} titles:\n\n| student | steps | seeds | R@1 | R@10 | R@64 | nDCG@10 |")
+        print(f"\n{'With' if titles == 'True' else 'Without'} titles:\n")
+        print("| student | steps | seeds | R@1 | R@10 | R@64 | nDCG@10 |")
         print("|---|---|---|---|---|---|---|")
         for depth, steps in sorted({(run["depth"], run["steps"]) for run in runs if titles in run}):
             same = [run for run in runs if (run["depth"], run["steps"]) == (depth, steps) and titles in run]
@@ -349,7 +359,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=480)
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--queries", type=int, default=100, help="of each test world, or lessons of each world")
-    parser.add_argument("--titles", nargs="+", type=lambda text: text == "yes", default=[False], help="no, yes, or both")
+    parser.add_argument(
+        "--titles", nargs="+", type=lambda text: text == "yes", default=[False], help="no, yes, or both"
+    )
     parser.add_argument("--save", type=Path)
     options = parser.parse_args()
     transformers.utils.logging.disable_progress_bar()

@@ -75,7 +75,9 @@ def main() -> None:
     print("| model | trained parameters, million | queries/s | peak memory, MB |\n|---|---|---|---|", flush=True)
     for depth in options.depths:
         settings = [f"--{name}={value}" for name, value in (("batch", options.batch), ("steps", options.steps))]
-        subprocess.run([sys.executable, "-m", "benchmarks.hypencoder_speed", "--depths", str(depth), *settings], check=True)
+        subprocess.run(
+            [sys.executable, "-m", "benchmarks.hypencoder_speed", "--depths", str(depth), *settings], check=True
+        )
 
 
 if __name__ == "__main__":

@@ -196,7 +196,9 @@ class Scorer:
                 few_queries, at_query = _few(queries, query_rows[start : start + pairs], device)
                 few_items, at_item = _few(items, item_rows[start : start + pairs], device)
                 with torch.inference_mode():
-                    parts.append(similarity.score_pairs(few_queries, few_items, at_query, at_item).float().cpu().numpy())
+                    parts.append(
+                        similarity.score_pairs(few_queries, few_items, at_query, at_item).float().cpu().numpy()
+                    )
             return np.concatenate(parts)
 
         sizes = num_rows(queries), num_rows(items)

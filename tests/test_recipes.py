@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 import train
 from datamodules.wordnet import find_wordnet
 from models.similarity import LearnedSimilarity
+from models.tiny import tiny_backbone
 
 ROOT = Path(__file__).parents[1]
 RECIPES = sorted(ROOT.glob("configs/**/*.yaml"))
@@ -26,6 +28,11 @@ def arguments(recipe: Path, folder: Path) -> list[str]:
     text = recipe.read_text()
     if "datamodules.sequences.NextItems" in text:
         settings = f"{SMALL} data.path={interactions(folder)} data.layout=recbole data.val_negatives=3"
+    elif "datamodules.distillation.Distillation" in text:
+        layers = text.count("768")
+        settings = SMALL.replace("data.max_val_queries=8", "trainer.precision=32")
+        settings += f" data.records=[{lessons(folder)}] model.init_args.backbone.name={tiny_backbone()}"
+        settings += f" model.init_args.q_net.widths=[{','.join(['16'] * layers)}]"
     else:
         find_wordnet()
         assert "retrieval.mining.MineCandidates" in text
@@ -41,6 +48,15 @@ def arguments(recipe: Path, folder: Path) -> list[str]:
         kept.append(line.replace("out/", f"{folder}/out/"))
     scratch.write_text("\n".join(kept) + "\n")
     return ["fit", "--config", str(scratch), *(f"--{setting}" for setting in settings.split())]
+
+
+def lessons(folder: Path) -> Path:
+    """Eight queries with ten items each, in the released layout."""
+    path = folder / "lessons.jsonl"
+    items = [{"id": f"i{n}", "content": f"text {n}", "score": n / 2, "type": "given"} for n in range(10)]
+    records = [{"query": {"id": f"q{n}", "content": f"query {n}"}, "items": items} for n in range(8)]
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
 
 
 def interactions(folder: Path) -> Path:
