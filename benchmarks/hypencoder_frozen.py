@@ -289,11 +289,8 @@ def teach(worlds: Sequence[str], queries: int) -> None:
 
 def train(options: argparse.Namespace) -> None:
     """Trains and evaluates one student; what it found is kept as a JSON file."""
-    path = (
-        OUT
-        / "frozen"
-        / f"depth-{options.depth}{'-residual' * options.residual_on_last}-seed-{options.seed}-steps-{options.steps}.json"
-    )
+    name = f"depth-{options.depth}{'-residual' * options.residual_on_last}-seed-{options.seed}-steps-{options.steps}"
+    path = OUT / "frozen" / f"{name}.json"
     if path.exists():
         print(f"{path} is there")
         return
@@ -326,9 +323,8 @@ def table() -> None:
     """Markdown of all runs: the mean over seeds and queries, with the interval over queries of the seeds' mean."""
     runs = [json.loads(path.read_text()) for path in sorted((OUT / "frozen").glob("*.json"))]
     for titles in ("False", "True"):
-        print(
-            f"\n{'With' if titles == 'True' else 'Without'} titles:\n\n| student | steps | seeds | R@1 | R@10 | R@64 | nDCG@10 |"
-        )
+        print(f"\n{'With' if titles == 'True' else 'Without'} titles:\n")
+        print("| student | steps | seeds | R@1 | R@10 | R@64 | nDCG@10 |")
         print("|---|---|---|---|---|---|---|")
         for depth, steps in sorted({(run["depth"], run["steps"]) for run in runs if titles in run}):
             same = [run for run in runs if (run["depth"], run["steps"]) == (depth, steps) and titles in run]

@@ -86,6 +86,7 @@ class QNet(nn.Module):
     def __init__(self, config: QNetConfig, width: int) -> None:
         super().__init__()
         self.config = config
+        self.activation = ACTIVATIONS[config.activation]
         blocks = len(config.widths)
         widths = (width, *config.widths)
         self.residuals = [config.residual] * (blocks - 1) + [config.residual_on_last]
@@ -110,8 +111,7 @@ class QNet(nn.Module):
         Returns:
             (B, K).
         """
-        norm = self.config.norm
-        activation = ACTIVATIONS[self.config.activation]
+        norm, activation = self.config.norm, self.activation
         for i, residual in enumerate(self.residuals):
             weight, bias = weights[f"weight_{i}"], weights[f"bias_{i}"]
             assert isinstance(weight, Tensor) and isinstance(bias, Tensor)

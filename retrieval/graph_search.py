@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, Self
 
-import faiss
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
@@ -50,36 +49,6 @@ class RandomItems(EntryPoints):
         """See `EntryPoints.index`."""
         order = np.random.default_rng(self.seed).permutation(len(vectors))
         self._items = np.sort(order[: self.count])
-
-    def of(self, query_rows: Rows) -> Rows:
-        """See `EntryPoints.of`."""
-        return np.tile(self._items, (len(query_rows), 1))
-
-
-@dataclass
-class Centroids(EntryPoints):
-    """The items nearest to the centroids of k-means: they cover the space with fewer items than a random draw.
-
-    Attributes:
-        count: centroids.
-        iterations: of k-means.
-        seed: of k-means.
-    """
-
-    count: int = 256
-    iterations: int = 10
-    seed: int = 0
-
-    def index(self, task: SearchTask, vectors: NDArray[np.float32]) -> None:
-        """See `EntryPoints.index`."""
-        vectors = np.ascontiguousarray(vectors, dtype=np.float32)
-        count = min(self.count, len(vectors))
-        means = faiss.Kmeans(vectors.shape[1], count, niter=self.iterations, seed=self.seed, min_points_per_centroid=1)
-        means.train(vectors)
-        centroids: Any = means.centroids
-        nearest = faiss.IndexFlatL2(vectors.shape[1])
-        nearest.add(vectors)
-        self._items = np.unique(nearest.search(centroids, 1)[1])
 
     def of(self, query_rows: Rows) -> Rows:
         """See `EntryPoints.of`."""
@@ -168,22 +137,11 @@ class GraphSearch(Searcher):
     def prepare(self, watch: Stopwatch) -> None:
         """Builds or opens the graph, and finds the entry points."""
         with watch.step("item vectors"):
-            vectors = self._item_vectors()
+            vectors = own_vectors(self.task, self.vectors)
         with watch.step("neighbour graph"):
             self._neighbors = build_graph(vectors, self.graph)
         with watch.step("entry points"):
             self.entry_points.index(self.task, vectors)
-
-    def _item_vectors(self) -> NDArray[np.float32]:
-        if self.vectors is not None:
-            self.vectors.index(self.task.collection)
-            return self.vectors.items
-        represented = self.task.scorer.represented
-        vector = None if represented is None else represented.items.get("vector")
-        if not isinstance(vector, Tensor):
-            raise TypeError("this similarity has no item vectors of its own: name a dual encoder (vectors)")
-        found: NDArray[np.float32] = vector.float().cpu().numpy()
-        return found
 
     def search(self, query_rows: Rows, k: int) -> Ranking:
         """See `Searcher.search`.
@@ -209,8 +167,9 @@ class GraphSearch(Searcher):
         results, waiting = none, none  # items and scores; what waits is scored and not expanded yet
         with watch.step("entry points"):
             fresh = self._unseen(seen, self.entry_points.of(query_rows))
-        for left in range(self.rounds, 0, -1):
-            if left < self.rounds:
+        for number in range(self.rounds):
+            left = self.rounds - number
+            if number:
                 with watch.step("neighbours"):
                     expanded, waiting = waiting[0][:, : self.breadth], _columns(waiting, self.breadth)
                     fresh = self._unseen(seen, self._near(expanded))
@@ -254,6 +213,23 @@ class GraphSearch(Searcher):
         fresh = np.full((len(items), max(int(counts.max(initial=0)), 1)), NOTHING, dtype=np.int64)
         fresh[np.arange(fresh.shape[1]) < counts[:, None]] = items[new]
         return fresh
+
+
+def own_vectors(task: SearchTask, dual_encoder: Dense | None) -> NDArray[np.float32]:
+    """(N, d) item vectors: a dual encoder's, or those that the similarity has itself.
+
+    Raises:
+        TypeError: it has none.
+    """
+    if dual_encoder is not None:
+        dual_encoder.index(task.collection)
+        return dual_encoder.items
+    represented = task.scorer.represented
+    vector = None if represented is None else represented.items.get("vector")
+    if not isinstance(vector, Tensor):
+        raise TypeError("this similarity has no item vectors of its own: name a dual encoder (vectors)")
+    found: NDArray[np.float32] = vector.float().cpu().numpy()
+    return found
 
 
 def _columns(scored: Scored, start: int, stop: int | None = None) -> Scored:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -160,3 +161,21 @@ def test_training_on_files(tmp_path: Path) -> None:
     fit = trainer(tmp_path, epochs=2, max_steps=8)
     fit.fit(model, datamodule=Distillation(files, Toy(batch_size=4), positive_type="positive", batch_size=4))
     assert fit.global_step == 8 and 0 < float(fit.callback_metrics["val/mrr"]) <= 1
+
+
+def test_a_large_file_is_streamed(tmp_path: Path) -> None:
+    """A reader that keeps what it has read fits every test and fails on 100 GB."""
+    path = tmp_path / "large.jsonl"
+    long = "word " * 400
+    with path.open("w") as file:
+        for n in range(3000):
+            entry = record(f"q{n}", (f"p{n}", 5.0, "given"), (f"n{n}", 1.0, "bm25"))
+            entry["items"][0]["content"] = long
+            file.write(json.dumps(entry) + "\n")
+    batches = lessons([path], buffer=16, batch_size=8)._batches(np.random.default_rng(0))
+    tracemalloc.start()
+    count = sum(len(batch) for batch in batches)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert count == 3000
+    assert peak < path.stat().st_size / 10

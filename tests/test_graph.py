@@ -13,7 +13,7 @@ from models.hypencoder import Hypencoder
 from retrieval import graph
 from retrieval.evaluation import similarity_scorer
 from retrieval.graph import GraphConfig, build_graph, load_graph
-from retrieval.graph_search import Centroids, GraphSearch, RandomItems, Retrieved
+from retrieval.graph_search import GraphSearch, RandomItems, Retrieved
 from retrieval.scorer import Scorer
 from retrieval.search_exact import Exact
 from retrieval.searcher import SearchTask
@@ -124,7 +124,7 @@ def test_batching_changes_nothing(best_first: bool) -> None:
     found = []
     for batch in (32, 1):
         settings = {"breadth": 4, "rounds": 6, "best_first": best_first, "stop_early": True, "budget": 70}
-        searcher = GraphSearch(vectors, Centroids(8), GraphConfig(6), query_batch=batch, **settings)  # type: ignore
+        searcher = GraphSearch(vectors, RandomItems(8), GraphConfig(6), query_batch=batch, **settings)  # type: ignore
         found.append(run(searcher, task_of(matrix, 20), 5))
     for name in ("items", "scores", "calls"):
         np.testing.assert_array_equal(getattr(found[0], name), getattr(found[1], name))

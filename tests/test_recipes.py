@@ -34,6 +34,11 @@ def arguments(recipe: Path, folder: Path) -> list[str]:
     elif "datamodules.tasks.BEIR" in text:
         text = text.replace("google-bert/bert-base-uncased", MINILM).replace("bf16-mixed", "32")
         settings = f"{SMALL} data.root={collection(folder)}"
+    elif "datamodules.distillation.Distillation" in text:
+        layers = text.count("768")
+        settings = SMALL.replace("data.max_val_queries=8", "trainer.precision=32")
+        settings += f" data.records=[{lessons(folder)}] model.init_args.backbone.name={tiny_backbone()}"
+        settings += f" model.init_args.q_net.widths=[{','.join(['16'] * layers)}]"
     elif "datamodules.tasks.WordNet" in text:
         find_wordnet()
         assert "retrieval.mining.MineCandidates" in text
@@ -66,6 +71,15 @@ def worlds(root: Path) -> None:
 
 
 WRITERS = {"ZeShEL": worlds, "BLINK": write_blink, "MSMARCO": write_msmarco, "DSTC7": write_dstc7}
+
+
+def lessons(folder: Path) -> Path:
+    """Eight queries with ten items each, in the released layout."""
+    path = folder / "lessons.jsonl"
+    items = [{"id": f"i{n}", "content": f"text {n}", "score": n / 2, "type": "given"} for n in range(10)]
+    records = [{"query": {"id": f"q{n}", "content": f"query {n}"}, "items": items} for n in range(8)]
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
 
 
 def interactions(folder: Path) -> Path:
