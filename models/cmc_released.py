@@ -80,7 +80,9 @@ def _wanted(model: CMC, inner: str) -> dict[str, Tensor]:
         "mention_encoder": model.query_encoder.model,
         "entity_encoder": model.item_encoder.model,
     }
-    wanted = {f"{side}.{name}": value for side, module in sides.items() for name, value in module.named_parameters()}
+    wanted: dict[str, Tensor] = {
+        f"{side}.{name}": value for side, module in sides.items() for name, value in module.named_parameters()
+    }
     for number, layer in enumerate(model.layers):
         for name, value in layer.named_parameters():
             own = "weight" if name == "gate" else f"{inner}{name}"

@@ -75,18 +75,23 @@ class Interaction(nn.Module):
         own_values: Tensor | None = None,
     ) -> Tensor:
         """(B, K, n, h): one softmax over the query's tokens (B, L, h) and the candidate's own vectors (B, K, c, h)."""
-        split = lambda part: part.unflatten(-1, (self.heads, -1)).transpose(-2, -3)  # noqa: E731  (..., heads, L, d)
-        query = split(asked) / (asked.shape[-1] // self.heads) ** 0.5
-        tokens, real = split(keys)[:, None], mask[:, None, None, None]
+        query = self._split(asked) / (asked.shape[-1] // self.heads) ** 0.5
+        tokens, real = self._split(keys)[:, None], mask[:, None, None, None]
         logits = (query @ tokens.mT).masked_fill(~real, -torch.inf)
         size = logits.shape[-1]
         if own_keys is not None:
-            logits = torch.cat([logits, query @ split(own_keys).mT], dim=-1)
+            logits = torch.cat([logits, query @ self._split(own_keys).mT], dim=-1)
         weights = logits.softmax(dim=-1)
-        read = weights[..., :size] @ split(values)[:, None]
+        read = weights[..., :size] @ self._split(values)[:, None]
         if own_values is not None:
-            read = read + weights[..., size:] @ split(own_values)
-        return read.transpose(-2, -3).flatten(-2)
+            read = read + weights[..., size:] @ self._split(own_values)
+        mixed: Tensor = read.transpose(-2, -3).flatten(-2)
+        return mixed
+
+    def _split(self, part: Tensor) -> Tensor:
+        """(..., L, h) to (..., heads, L, h / heads)."""
+        heads: Tensor = part.reshape(*part.shape[:-1], self.heads, -1).transpose(-2, -3)
+        return heads
 
 
 class MixEncoder(TwoTowers):
@@ -171,7 +176,7 @@ class MixEncoder(TwoTowers):
         step = max(1, NUMBERS // max(1, candidates.shape[1] * 4 * contexts[0].numel()))
         parts = [
             self._score(take(queries, rows), contexts, candidates[rows])
-            for rows in torch.arange(size, device=contexts.device).split(step)
+            for rows in torch.split(torch.arange(size, device=contexts.device), step)
         ]
         return torch.cat(parts).masked_fill(candidates < 0, -torch.inf)
 
