@@ -81,7 +81,8 @@ def _own(folder: Path, merge: bool) -> LearnedSimilarity:
     try:
         parsed = parser.parse_object({"model": config["arguments"]})
         model: LearnedSimilarity = parser.instantiate(parsed).model
-    except ArgumentError as error:
+    # Values of types that the class does not expect raise whatever they raise in it.
+    except (ArgumentError, AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"{folder / 'config.json'}: {error}") from error
     _load_weights(model, folder / "model.safetensors")
     model.weights_sha256 = file_sha256(folder / "model.safetensors")
@@ -105,13 +106,17 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         raise FileNotFoundError(f"{folder} is not a checkpoint: it has no config.json")
     try:
-        config = json.loads(path.read_text())
+        config = json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
         raise ValueError(f"{path}:{error.lineno}: broken JSON: {error.msg}") from error
+    except (UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"{path}: broken JSON: {error}") from error
     if not isinstance(config, dict) or not {"format", "class", "arguments"} <= config.keys():
         raise ValueError(
             f"{path}: expected the keys format, class and arguments; is this a checkpoint of another system?"
         )
+    if not isinstance(config["arguments"], dict):
+        raise ValueError(f"{path}: arguments is {type(config['arguments']).__name__}, expected an object")
     if config["format"] != FORMAT:
         raise ValueError(f"{path}: format {config['format']!r}, this version reads {FORMAT}")
     return config
