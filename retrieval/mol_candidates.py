@@ -89,5 +89,5 @@ class ByComponent:
         assert self._indices is not None
         queries, device = block.components.flatten(0, 1).cpu().numpy(), block.rows.device
         found = np.stack([index.search(queries, count)[0] for index in self._indices], axis=1)
-        by_query = torch.from_numpy(found).to(device).unflatten(0, (-1, len(block))).transpose(0, 1)
+        by_query = torch.from_numpy(found).to(device).view(-1, len(block), *found.shape[1:]).transpose(0, 1)
         return by_query.flatten(1, 2), torch.full((len(block),), self._all.highest + self._all.rounding, device=device)
