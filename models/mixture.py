@@ -225,10 +225,11 @@ class HashedUsers(nn.Module):
 
     def __init__(self, sizes: tuple[int, ...], width: int, dropout: float) -> None:
         super().__init__()
-        self.tables = nn.ModuleList(nn.Embedding(size + 1, width, padding_idx=0) for size in sizes)
-        for table in self.tables:
+        tables = [nn.Embedding(size + 1, width, padding_idx=0) for size in sizes]
+        for table in tables:
             # Short ones: components are normalised, so that long ones would hardly turn.
             nn.init.xavier_normal_(table.weight)
+        self.tables = nn.ModuleList(tables)
         self.sizes = sizes
         self.dropout = nn.Dropout(dropout)
 
@@ -297,7 +298,7 @@ class MoLHead(nn.Module):
         if candidates is not None:
             # As an embedding, because the gradient of plain indexing is added up one row after another.
             rows = candidates.clamp_min(0)
-            item = F.embedding(rows, item.flatten(1)).unflatten(-1, item.shape[1:])
+            item = F.embedding(rows, item.flatten(1)).view(*rows.shape, *item.shape[1:])
             item_gate = None if item_gate is None else F.embedding(rows, item_gate)
         else:
             item, item_gate = item[None], None if item_gate is None else item_gate[None]
@@ -311,11 +312,11 @@ class MoLHead(nn.Module):
         size, lists, length = len(query), *item.shape[:2]
         few = size if torch.is_grad_enabled() else max(1, LISTED_PAIRS // max(1, length))
         if few < size:  # for the memory
-            given = query, item, query_gate, item_gate
-            parts = [
-                self._score_lists(*(x if x is None or len(x) == 1 else x[i : i + few] for x in given))
-                for i in range(0, size, few)
-            ]
+            parts = []
+            for rows in torch.split(torch.arange(size, device=query.device), few):
+                own = rows if lists > 1 else slice(None)
+                gate_parts = [None if part is None else part[at] for part, at in ((query_gate, rows), (item_gate, own))]
+                parts.append(self._score_lists(query[rows], item[own], *gate_parts))
             return torch.cat([scores for scores, _ in parts]), torch.cat([gates for _, gates in parts])
         if lists == 1:  # as a broadcast product, whose result is laid out as the gate wants it
             logits = query.transpose(0, 1)[:, None] @ item[0].permute(1, 2, 0)
