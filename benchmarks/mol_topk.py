@@ -119,14 +119,14 @@ def untrained(shape: Shape, width: int) -> MoLHead:
     return MoLHead(config, width, width)
 
 
-def prepare(shape: Shape, cache: Path, steps: int) -> None:
+def prepare(shape: Shape, options: argparse.Namespace) -> None:
     """Trains a mixture on queries and their gold synsets, against items drawn for the batch, and keeps it."""
-    items, queries, gold = vectors(cache)
-    if shape.weights(cache).exists():
+    items, queries, gold = vectors(options.cache)
+    if shape.weights(options.cache).exists():
         return
     head, gate_loss = untrained(shape, items.shape[1]), MutualInformation()
     optimizer = torch.optim.AdamW(head.parameters(), lr=1e-3)
-    for _ in range(steps):
+    for _ in range(options.steps):
         rows = torch.randint(len(queries), (64,))
         drawn = torch.cat([gold[rows], torch.randint(len(items), (NEGATIVES,))])
         scores, gates = head.score(head.queries(queries[rows]), head.items(items[drawn]))
@@ -137,7 +137,7 @@ def prepare(shape: Shape, cache: Path, steps: int) -> None:
         loss.backward()
         optimizer.step()
     print(f"{shape}: loss of the last step {loss.item():.3f}", flush=True)
-    save_file(head.state_dict(), shape.weights(cache))
+    save_file(head.state_dict(), shape.weights(options.cache))
 
 
 def vectors_of(shape: Shape, cache: Path) -> tuple[Tensor, Tensor]:
@@ -378,7 +378,7 @@ def table(shape: Shape, options: argparse.Namespace) -> None:
 def main() -> None:
     """Prepares, measures, or prints the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("step", choices=["prepare", "measure", "table"])
+    parser.add_argument("step", type={step.__name__: step for step in (prepare, measure, table)}.__getitem__)
     parser.add_argument("--reference", type=Path, default=None)
     parser.add_argument("--shapes", nargs="+", type=Shape.parse, default=list(map(Shape.parse, SHAPES)))
     parser.add_argument("--cache", type=Path, default=Path("out/vectors"))
@@ -391,10 +391,7 @@ def main() -> None:
     options.until = time.monotonic() + options.seconds
     torch.set_num_threads(options.threads)
     for shape in options.shapes:
-        if options.step == "prepare":
-            prepare(shape, options.cache, options.steps)
-        else:
-            {"measure": measure, "table": table}[options.step](shape, options)
+        options.step(shape, options)
 
 
 if __name__ == "__main__":

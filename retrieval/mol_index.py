@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -19,10 +19,11 @@ from torch import Tensor
 
 from datamodules.reps import Reps
 from retrieval.scorer import Rows, Scores
-from retrieval.searcher import SearchTask
+from retrieval.searcher import SearchTask, top_order
 
-CHUNK = 1024  # items at once: more of them do not fit a processor's cache
+CHUNK = 512  # items at once: more of them do not fit a processor's cache
 PAIRS = 4096  # pairs whose gate is evaluated at once, for the same reason
+GATHERED = 1 << 18  # numbers of gathered items at once
 QUERIES = 64  # queries at once
 
 
@@ -76,27 +77,6 @@ class Block:
         chosen = list(places)
         gate = None if self.gate is None else self.gate[:, chosen]
         return Block(self.components[:, chosen], gate, self.rows[chosen])
-
-
-@dataclass(frozen=True)
-class Pairs:
-    """M pairs of a query of a block and an item.
-
-    Attributes:
-        places: (M,) of the queries in the block, ascending.
-        rows: (M,) items.
-    """
-
-    places: Tensor
-    rows: Tensor
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def split(self, size: int) -> Iterator[Self]:
-        """Pieces of ``size`` pairs."""
-        for places, rows in zip(torch.split(self.places, size), torch.split(self.rows, size), strict=True):
-            yield type(self)(places, rows)
 
 
 class MixtureIndex:
@@ -160,45 +140,42 @@ class MixtureIndex:
         queries = block.components.flatten(0, 1).expand(self.item_components, -1, -1)
         return torch.bmm(queries, items).view(self.num_logits, len(block), stop - start)
 
-    def mix(self, block: Block, logits: Tensor, start: int) -> Tensor:
-        """(b, C) scores of a block with C items from ``start`` on, whose logits (P, b, C) are known."""
-        size = logits.shape[2]
+    def mix(self, gate: Tensor | None, logits: Tensor, start: int) -> Tensor:
+        """(b, C) scores of queries with C items from ``start`` on, whose logits (P, b, C) and gate part are known."""
+        number, size = logits.shape[1:]
         item = None if self._item_gate is None else self._item_gate[:, None, start : start + size]
         step = max(1, PAIRS // size)
         parts = []
-        for first in range(0, len(block), step):
+        for first in range(0, number, step):
             some = slice(first, first + step)
-            query = None if block.gate is None else block.gate[:, some, None]
-            parts.append(self._gate.scores(logits[:, some], query, item))
+            query = None if gate is None else gate[:, some, None]
+            parts.append(self._gate.scores(logits[:, some].contiguous(), query, item))
         return torch.cat(parts)
 
-    def mix_some(self, block: Block, logits: Tensor, pairs: Pairs, start: int) -> Tensor:
-        """(M,) scores of some pairs of a chunk, whose logits (P, b, C) are known."""
-        flat, size = logits.flatten(1), logits.shape[2]
-        parts = [
-            self._gate.scores(flat[:, some.places * size + (some.rows - start)], *self._gate_parts(block, some))
-            for some in pairs.split(PAIRS)
-        ]
-        return torch.cat(parts)
-
-    def score(self, block: Block, pairs: Pairs) -> Tensor:
-        """(M,) scores of pairs."""
+    def mix_some(self, block: Block, logits: Tensor, start: int, places: Tensor, columns: Tensor) -> Tensor:
+        """(M,) scores of M pairs of a query and one of C items from ``start`` on, whose logits (P, b, C) are known."""
+        flat = logits.flatten(1)
         parts = []
-        for some in pairs.split(PAIRS // 4):
-            query = block.components[:, some.places].transpose(0, 1)
-            logits = torch.bmm(self.items[some.rows].float(), query.transpose(1, 2))
-            parts.append(self._gate.scores(logits.flatten(1).T.contiguous(), *self._gate_parts(block, some)))
+        for query, item in zip(torch.split(places, PAIRS), torch.split(columns, PAIRS), strict=True):
+            gates = [
+                None if gate is None else gate.index_select(1, rows)
+                for gate, rows in ((block.gate, query), (self._item_gate, item + start))
+            ]
+            parts.append(self._gate.scores(flat.index_select(1, query * logits.shape[2] + item), *gates))
         return torch.cat(parts)
 
-    def score_fine(self, block: Block, pairs: Pairs) -> Tensor:
-        """(M,) scores of pairs in double precision."""
+    def score(self, block: Block, rows: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        """(b, m) scores of each query with m items of its own."""
+        gate = self._gate if dtype == torch.float32 else self._fine
+        queries = self._queries[block.rows].to(dtype).transpose(1, 2) / self.temperature
+        query_gate = None if block.gate is None else block.gate[..., None].to(dtype)
         parts = []
-        for some in pairs.split(PAIRS // 8):
-            query = self._queries[block.rows[some.places]].double() / self.temperature
-            logits = torch.bmm(self.items[some.rows].double(), query.transpose(1, 2)).flatten(1).T.contiguous()
-            gates = [None if gate is None else gate.double() for gate in self._gate_parts(block, some)]
-            parts.append(self._fine.scores(logits, *gates))
-        return torch.cat(parts)
+        for some in torch.split(rows, max(1, GATHERED // (len(block) * self.item_components * self.width)), dim=1):
+            items = self.items[some].to(dtype).flatten(1, 2)
+            logits = torch.bmm(items, queries).view(*some.shape, -1).permute(2, 0, 1).contiguous()
+            item_gate = None if self._item_gate is None else self._item_gate[:, some].to(dtype)
+            parts.append(gate.scores(logits, query_gate, item_gate))
+        return torch.cat(parts, dim=1)
 
     def settle(
         self, block: Block, rows: Tensor | None, scores: Tensor, k: int, tolerance: float
@@ -221,20 +198,16 @@ class MixtureIndex:
         if bool((scores.isnan() | scores.isposinf()).any()):
             raise FloatingPointError("the gate gives scores that are not finite; look at the checkpoint's weights")
         threshold = scores.topk(k, dim=1).values[:, -1:] - 2 * tolerance
-        places, columns = (scores >= threshold).nonzero(as_tuple=True)
-        near = Pairs(places, columns if rows is None else rows[places, columns])
-        fine = self.score_fine(block, near)
-        error = float((fine - scores[places, columns].double()).abs().max())
-        query, items, exact = places.cpu().numpy(), near.rows.cpu().numpy(), fine.float().cpu().numpy()
-        order = np.lexsort((items, -exact, query))
-        firsts = np.searchsorted(query, np.arange(len(block)))
-        best = order[firsts[:, None] + np.arange(k)]
-        return items[best], exact[best], error
-
-    def _gate_parts(self, block: Block, pairs: Pairs) -> tuple[Tensor | None, Tensor | None]:
-        """(P, M) parts of the gate for pairs."""
-        query = None if block.gate is None else block.gate[:, pairs.places]
-        return query, None if self._item_gate is None else self._item_gate[:, pairs.rows]
+        count = int((scores >= threshold).sum(dim=1).max())
+        coarse, columns = scores.topk(count, dim=1)
+        near = columns if rows is None else rows.gather(1, columns)
+        fine = self.score(block, near, torch.float64)
+        there = ~coarse.isneginf()
+        error = float((fine - coarse.double())[there].abs().max())
+        exact = fine.masked_fill(~there, -torch.inf).float().cpu().numpy()
+        items = near.cpu().numpy()
+        order = top_order(exact, items, k)
+        return np.take_along_axis(items, order, axis=1), np.take_along_axis(exact, order, axis=1), error
 
 
 def largest(scores: Tensor, k: int) -> Tensor:

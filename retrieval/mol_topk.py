@@ -18,13 +18,13 @@ from torch import Tensor
 
 from retrieval.ann import IndexKind
 from retrieval.mol_candidates import ByComponent, ByMean
-from retrieval.mol_index import Block, MixtureIndex, Pairs
+from retrieval.mol_index import Block, MixtureIndex
 from retrieval.scorer import Rows, Scores
 from retrieval.searcher import Ranking, Searcher, Stopwatch, check_budget
 
 TOLERANCE = 1e-5  # of a logit's range: how far single precision is taken to be off at first
 SEEDS = 256  # items scored before the bounds are looked at, by the mean of their logits
-DENSE = 0.5  # share of a chunk from which on gathering what is left costs more than evaluating all of it
+DENSE = 0.7  # share of a chunk from which on gathering what is left costs more than evaluating all of it
 
 
 @dataclass(frozen=True)
@@ -129,13 +129,11 @@ class MixtureSearcher(Searcher):
     def _scored(self, block: Block, rows: Sequence[Tensor], bounds: Tensor) -> Found:
         """Scores the given rows of each query."""
         sizes = torch.tensor([len(some) for some in rows], device=bounds.device)
-        places = torch.repeat_interleave(torch.arange(len(block), device=bounds.device), sizes)
         there = torch.arange(int(sizes.max()), device=bounds.device) < sizes[:, None]
         padded = torch.zeros(there.shape, dtype=torch.int64, device=bounds.device)
         padded[there] = torch.cat(list(rows))
-        scores = torch.full(there.shape, -torch.inf, device=bounds.device)
-        scores[there] = self._index.score(block, Pairs(places, padded[there]))
-        return Found(padded, scores, bounds)
+        scores = self._index.score(block, padded)
+        return Found(padded, scores.masked_fill(~there, -torch.inf), bounds)
 
 
 class BruteForce(MixtureSearcher):
@@ -151,7 +149,7 @@ class BruteForce(MixtureSearcher):
         index = self._index
         scores = torch.empty(len(block), index.num_items, device=block.rows.device)
         for start, stop in index.chunks(block):
-            scores[:, start:stop] = index.mix(block, index.logits(block, start, stop), start)
+            scores[:, start:stop] = index.mix(block.gate, index.logits(block, start, stop), start)
         return Found(None, scores, scores.new_full((len(block),), -torch.inf))
 
 
@@ -189,22 +187,24 @@ class ExactMoL(MixtureSearcher):
         index = self._index
         scores = torch.full((len(block), index.num_items), -torch.inf, device=block.rows.device)
         seeds = self._by_mean(block, min(max(k, self.seeds), index.num_items))
-        places = torch.arange(len(block), device=seeds.device).repeat_interleave(seeds.shape[1])
-        scores.scatter_(1, seeds, index.score(block, Pairs(places, seeds.flatten())).view(seeds.shape))
+        scores.scatter_(1, seeds, index.score(block, seeds))
         best = scores.gather(1, seeds).topk(k, dim=1).values
         left = scores.new_full((len(block),), -torch.inf)
         for start, stop in index.chunks(block):
             logits = index.logits(block, start, stop)
             bounds = logits.amax(dim=0) + index.rounding
             known = scores[:, start:stop]
-            there = (bounds >= best[:, -1:] - tolerance) & known.isneginf()
-            pairs = Pairs(*there.nonzero(as_tuple=True))
-            if len(pairs) < DENSE * there.numel():
-                found = index.mix_some(block, logits, Pairs(pairs.places, pairs.rows + start), start)
-            else:
-                found = index.mix(block, logits, start)[there]
-            known[there] = found
-            best = torch.cat([best, known.masked_fill(~there, -torch.inf)], dim=1).topk(k, dim=1).values
+            seen = ~known.isneginf()
+            there = (bounds >= best[:, -1:] - tolerance) & ~seen
+            dense = (there.sum(dim=1) > DENSE * (stop - start)).nonzero()[:, 0]
+            if len(dense):
+                gate = None if block.gate is None else block.gate[:, dense]
+                known[dense] = index.mix(gate, logits[:, dense], start)
+                there[dense] = False
+            places, columns = there.nonzero(as_tuple=True)
+            if len(places):
+                known[places, columns] = index.mix_some(block, logits, start, places, columns)
+            best = torch.cat([best, known.masked_fill(seen, -torch.inf)], dim=1).topk(k, dim=1).values
             left = torch.maximum(left, bounds.masked_fill(~known.isneginf(), -torch.inf).amax(dim=1))
         return Found(None, scores, left)
 

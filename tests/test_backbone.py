@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,16 @@ def test_start_takes_the_trained_encoder(tmp_path: Path) -> None:
         assert torch.equal(ours[name], value), name
     checkpoint.save(model, tmp_path / "ce")
     assert json.loads((tmp_path / "ce" / "config.json").read_text())["arguments"]["backbone"]["start"] is None
+
+
+def test_start_keeps_the_rows_of_new_prefix_tokens(tmp_path: Path) -> None:
+    """MoL starts from a dual encoder without its prefix: the tags' rows must come over, and the prefix keep its own."""
+    source = trained(tmp_path / "de")
+    tokens = replace(TOKENS, query_prefix=("[unused3]",))
+    fresh, model = (DualEncoder(backbone(start=start), tokens).query_encoder for start in (None, tmp_path / "de"))
+    [(name, ours)] = [pair for pair in model.named_parameters() if "trainable_tokens" in pair[0]]
+    assert torch.equal(ours[:3], dict(source.query_encoder.named_parameters())[name])
+    assert torch.equal(ours[3:], dict(fresh.named_parameters())[name][3:])
 
 
 def test_start_of_another_shape_is_refused(tmp_path: Path) -> None:

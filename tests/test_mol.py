@@ -77,6 +77,25 @@ def plain(head: MoLHead, query: Tensor, item: Tensor) -> Tensor:
 
 @torch.no_grad()
 @pytest.mark.parametrize("config", heads())
+def test_the_gate_of_search_is_that_of_training(config: MixtureConfig) -> None:
+    """The reordered gate in place of the trained one: a swapped row gives plausible scores and another ranking."""
+    torch.manual_seed(0)
+    head = MoLHead(config, 8, 12).eval()
+    for parameter in head.parameters():
+        parameter.copy_(3 * torch.randn_like(parameter))
+    raw_q, raw_x = torch.randn(4, 8), torch.randn(5, 12)
+    queries, items = head.queries(raw_q), head.items(raw_x)
+    logits = torch.einsum("bnd,kmd->nmbk", queries["components"], items["components"]).flatten(0, 1) / head.temperature
+    order = torch.randperm(6)
+    gate = head.gate.reordered(order)
+    query = None if gate.query is None else gate.query(raw_q).T[..., None]
+    item = None if gate.item is None else gate.item(raw_x).T[:, None]
+    scores = gate.scores(logits[order], query, item)
+    torch.testing.assert_close(scores, head.score(queries, items)[0], atol=1e-4, rtol=1e-4)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("config", heads())
 def test_head_against_plain_loops(config: MixtureConfig) -> None:
     """Logits flattened item-major, or a gate part of another pair, still train, but no released weights fit them."""
     torch.manual_seed(0)

@@ -116,7 +116,7 @@ def chunk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> in
     return int(request.param)
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(st.data())
 def test_exact_is_brute_force_and_certified(data: st.DataObject) -> None:
     """A bound that is too low, a threshold that rises too early or a tie broken by rounding loses an item unseen."""
