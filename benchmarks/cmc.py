@@ -161,7 +161,8 @@ def pipeline(
 ) -> None:
     """Table 2, with CMC and the cross-encoder, whose pairs are scored once for all rows.
 
-    The cross-encoder's time in a row is the mean time of a pair, times pairs.
+    Times are processor time, which is that of one thread where OMP_NUM_THREADS=1; the cross-encoder's in a row is the
+    mean time of a pair, times pairs.
     """
     results = Results(output / "pipeline.json")
     compare, cross = models
@@ -172,20 +173,20 @@ def pipeline(
         rows, _ = split_queries(collection, min(queries, len(collection.queries)), seed=0)
         comparing, scorer = similarity_scorer(compare, collection), similarity_scorer(cross, collection)
         dense.index(collection)
-        start = time.perf_counter()
+        start = time.process_time()
         found = dense.search(rows, max(*lists, *pairs))[0]
-        retrieval = 1000 * (time.perf_counter() - start) / len(rows)
+        retrieval = 1000 * (time.process_time() - start) / len(rows)
         fed: dict[str, tuple[Rows, float]] = {f"dual encoder's {k}": (found[:, :k], retrieval) for k in pairs}
         for size in lists:
-            start = time.perf_counter()
+            start = time.process_time()
             scores = comparing.score_lists(rows, found[:, :size])
             order = top_order(scores, found[:, :size], max(pairs))
-            spent = retrieval + 1000 * (time.perf_counter() - start) / len(rows)
+            spent = retrieval + 1000 * (time.process_time() - start) / len(rows)
             kept = np.take_along_axis(found[:, :size], order, axis=1)
             fed |= {f"CMC's {k} of {size}": (kept[:, :k], spent) for k in pairs if k < size}
-        start, before = time.perf_counter(), int(scorer.calls.sum())
+        start, before = time.process_time(), int(scorer.calls.sum())
         ranked = {name: scorer.score_lists(rows, kept) for name, (kept, _) in fed.items()}
-        pair = 1000 * (time.perf_counter() - start) / (int(scorer.calls.sum()) - before)
+        pair = 1000 * (time.process_time() - start) / (int(scorer.calls.sum()) - before)
         for name, (kept, spent) in fed.items():
             best = np.take_along_axis(kept, top_order(ranked[name], kept, 1), axis=1)[:, 0]
             hits = accuracy(best, collection, rows)

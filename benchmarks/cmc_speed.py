@@ -31,7 +31,7 @@ from models.similarity import LearnedSimilarity
 
 WORLD = "noun.event"
 SECONDS = 1.0
-Points = list[tuple[int, float]]
+Curve = list[tuple[int, float]]
 
 
 def milliseconds(step: Callable[[int], object], seconds: float = SECONDS) -> float:
@@ -56,28 +56,38 @@ def sizes(most: int) -> list[int]:
     return found if found[-1] == most else [*found, most]
 
 
-@torch.inference_mode()
-def curve(model: LearnedSimilarity, collection: Collection, items: Reps, most: int) -> Points:
-    """(candidates, milliseconds) for lists of a query's candidates, the first so many of ``items``."""
-    queries = [model.collate_queries([query]) for query in collection.queries[:50]]
-    found = []
-    for size in sizes(most):
-        candidates = torch.arange(size)[None]
-        spent = milliseconds(
-            lambda i, chosen=candidates: model.score(model.encode_queries(queries[i % 50]), items, chosen)  # type: ignore[misc]
-        )
-        found.append((size, spent))
-        print(f"{type(model).__name__}: {size:,} candidates, {spent:,.1f} ms", flush=True)
-    return found
+class Points:
+    """Measured (candidates, milliseconds) by model, in a JSON file that is rewritten after each."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.known: dict[str, dict[str, float]] = json.loads(path.read_text()) if path.exists() else {}
+
+    @torch.inference_mode()
+    def measure(self, model: LearnedSimilarity, collection: Collection, items: Reps, most: int) -> Curve:
+        """For lists of a query's candidates, the first so many of ``items``; what is known is not measured again."""
+        queries = [model.collate_queries([query]) for query in collection.queries[:50]]
+        known = self.known.setdefault(type(model).__name__, {})
+        for size in sizes(most):
+            if str(size) in known:
+                continue
+            candidates = torch.arange(size)[None]
+            known[str(size)] = milliseconds(
+                lambda i, chosen=candidates: model.score(model.encode_queries(queries[i % 50]), items, chosen)  # type: ignore[misc]
+            )
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.write_text(json.dumps(self.known, indent=2) + "\n")
+            print(f"{type(model).__name__}: {size:,} candidates, {known[str(size)]:,.1f} ms", flush=True)
+        return [(size, known[str(size)]) for size in sizes(most)]
 
 
-def crossover(cmc: Points, pairs: Points) -> list[tuple[int, float]]:
+def crossover(cmc: Curve, pairs: Curve) -> list[tuple[int, float]]:
     """(candidates of the cross-encoder, candidates that CMC compares in the same time); log-linear in between."""
     counts, spent = np.log([size for size, _ in cmc]), np.log([ms for _, ms in cmc])
     return [(size, float(np.exp(np.interp(np.log(ms), spent, counts)))) for size, ms in pairs]
 
 
-def plot(cmc: Points, pairs: Points, path: Path) -> None:
+def plot(cmc: Curve, pairs: Curve, path: Path) -> None:
     """Both curves on logarithmic axes."""
     figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.subplots()
@@ -106,20 +116,19 @@ def main() -> None:
     options = parser.parse_args()
     transformers.utils.logging.disable_progress_bar()
     torch.set_num_threads(1)
+    points = Points(options.output)
     collection = load_wordnet(find_wordnet(), titles=False, only=[WORLD])[WORLD]
     model = LearnedSimilarity.from_pretrained(options.cross_encoder)
     tokens = model.collate_items(collection.items)
-    pairs = curve(model, collection, tokens, min(options.most_pairs, len(collection.items)))
+    pairs = points.measure(model, collection, tokens, min(options.most_pairs, len(collection.items)))
     model = LearnedSimilarity.from_pretrained(options.cmc)
     width = model.encode_items(model.collate_items(collection.items[:1]))["vector"].shape[1]  # type: ignore[union-attr]
     vectors = torch.nn.functional.normalize(torch.randn(options.most, width), dim=1)
-    cmc = curve(model, collection, {"vector": vectors}, options.most)
+    cmc = points.measure(model, collection, {"vector": vectors}, options.most)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(f"peak of resident memory: {peak:,.0f} MiB")
     for size, equal in crossover(cmc, pairs):
         print(f"{size:,} pairs take as long as {equal:,.0f} candidates of CMC")
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(json.dumps({"cmc": cmc, "cross-encoder": pairs, "peak MiB": peak}, indent=2) + "\n")
     if options.plot is not None:
         plot(cmc, pairs, options.plot)
 
