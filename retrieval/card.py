@@ -174,6 +174,7 @@ def _what(folder: Path, config: dict[str, Any]) -> str:
 def _use(config: dict[str, Any], name: str, about: About) -> str:
     lines = [
         "from models.similarity import LearnedSimilarity",
+        "",
         f'model = LearnedSimilarity.from_pretrained("{name}")',
         f"documents = {json.dumps(list(about.documents), ensure_ascii=False)}",
         f"for row, score in model.rank({json.dumps(about.query, ensure_ascii=False)}, documents):",
@@ -183,6 +184,7 @@ def _use(config: dict[str, Any], name: str, about: About) -> str:
         lines = [
             "from datamodules.records import History, Item",
             "from models.similarity import LearnedSimilarity",
+            "",
             f'model = LearnedSimilarity.from_pretrained("{name}")',
             'known = model.arguments["item_ids"][:5]',
             'print(model.rank(History.of("me", known[:3]), [Item(name, name) for name in known]))',

@@ -26,7 +26,7 @@ def at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_five_lines_of_every_card_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A stranger's first try is what stands on the card; if that fails there is no second."""
     (code,) = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), flags=re.DOTALL)
-    assert len(code.splitlines()) == 5
+    assert len([line for line in code.splitlines() if line]) == 5
     exec(compile(code, str(folder), "exec"), {"__name__": "card"})
     assert capsys.readouterr().out.strip()
 

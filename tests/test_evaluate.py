@@ -155,6 +155,7 @@ def damaged(world: Path, folder: Path, name: str, content: bytes) -> Path:
     for file in (world / "ce").iterdir():
         (folder / file.name).write_bytes(file.read_bytes())
     (folder / name).write_bytes(content)
+    (folder / "manifest.json").unlink()  # who damages a file on purpose writes the manifest that fits
     return folder
 
 
