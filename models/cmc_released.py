@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from models.backbone import BackboneConfig, file_sha256
 from models.cmc import CMC, Skip
 from models.tokens import TokenConfig
+from models.unpickle import mentions
 
 BERT = "google-bert/bert-base-uncased"
 LAYERS = "extend_multi_transformerencoder.layers"
@@ -23,6 +24,16 @@ UNREAD = re.compile(
     r"extend_multi_(transformerencoderlayer|linearhead|token_type_embeddings)\..*"
     r"|(mention|entity)_encoder\.(pooler\..*|embeddings\.(position_ids|token_type_ids))"
 )
+
+
+def is_released(place: Path) -> bool:
+    """Whether a file, or a folder's pytorch_model.bin, has the authors' keys; nothing is loaded."""
+    file = _file(place)
+    return file.is_file() and file.suffix in (".bin", ".pt", ".pth") and mentions(file, f"{LAYERS}.")
+
+
+def _file(place: Path) -> Path:
+    return place / "pytorch_model.bin" if place.is_dir() else place
 
 
 def load_released(
@@ -45,8 +56,7 @@ def load_released(
         FileNotFoundError: there is no such file.
         ValueError: the file is damaged, holds more than weights and settings, or has other parameters.
     """
-    path = Path(checkpoint).expanduser()
-    path = path / "pytorch_model.bin" if path.is_dir() else path
+    path = _file(Path(checkpoint).expanduser())
     tensors = {_plain(name): value for name, value in _read(path).items()}
     tensors = {name: value for name, value in tensors.items() if not UNREAD.fullmatch(name)}
     numbers = {int(found[1]) for name in tensors if (found := re.match(rf"{LAYERS}\.(\d+)\.", name))}

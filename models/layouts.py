@@ -6,7 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from models import anncur_released, hypencoder_released, lightning_ir, sentence_transformer
+from models import (
+    anncur_released,
+    cmc_released,
+    hypencoder_released,
+    lightning_ir,
+    rails_released,
+    sentence_transformer,
+)
 from models.similarity import LearnedSimilarity
 
 
@@ -34,6 +41,8 @@ LAYOUTS: tuple[Layout, ...] = (
     ),
     Layout("lightning-ir", lightning_ir.is_model, lambda place, name: lightning_ir.load(place)),
     Layout("Hypencoder", hypencoder_released.is_released, lambda place, name: hypencoder_released.load_released(place)),
+    Layout("RAILS", rails_released.is_released, lambda place, name: rails_released.load_released(place)),
+    Layout("CMC", cmc_released.is_released, lambda place, name: cmc_released.load_released(place)),
     Layout("ANNCUR", anncur_released.is_released, lambda place, name: anncur_released.load_released(place)),
 )
 """The first that matches is taken. A folder of this project's own format matches none."""

@@ -17,7 +17,7 @@ from models.similarity import LearnedSimilarity
 from retrieval.citations import BY_CLASS
 from retrieval.run_files import read_metrics, write_text
 
-SHOWN = ("accuracy", "accuracy (ambiguous)", "nDCG@10", "R@64", "HR@10", "NDCG@10", "MRR")
+SHOWN = ("accuracy", "accuracy (ambiguous)", "nDCG@10", "R@10", "R@64")
 KEPT = (
     "data",
     "searcher",

@@ -16,6 +16,7 @@ from datamodules.records import Item, Query
 from models import checkpoint
 from models.cmc import CMC
 from models.cmc_released import load_released
+from models.layouts import layout_of
 from models.tiny import tiny_backbone
 
 LAYERS = "extend_multi_transformerencoder.layers"
@@ -82,6 +83,8 @@ def test_older_and_parallel_names(tmp_path: Path) -> None:
 def test_saved_in_this_projects_layout(tmp_path: Path) -> None:
     """What was converted must score as what was loaded."""
     torch.save({"sd": released("gated")[0]}, tmp_path / "pytorch_model.bin")
+    found = layout_of(tmp_path)
+    assert found is not None and found.name == "CMC"
     model = load(tmp_path)
     checkpoint.save(model, tmp_path / "own")
     again = CMC.from_pretrained(tmp_path / "own")
