@@ -50,8 +50,10 @@ class Folder:
         path = self.path.joinpath(*place)
         try:
             return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
-        except ValueError as error:
-            raise ValueError(f"{path}: broken JSON ({error}); fetch it again") from error
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{path}:{error.lineno}: broken JSON: {error.msg}; fetch it again") from error
+        except (UnicodeDecodeError, RecursionError) as error:
+            raise ValueError(f"{path}: broken JSON: {error}; fetch it again") from error
 
     def of(self, kind: str) -> tuple[dict[str, Any], Path]:
         """Configuration and folder of the one module of a class."""
