@@ -48,7 +48,7 @@ def test_start_takes_the_trained_encoder(tmp_path: Path) -> None:
 def test_start_keeps_the_rows_of_new_prefix_tokens(tmp_path: Path) -> None:
     """MoL starts from a dual encoder without its prefix: the tags' rows must come over, and the prefix keep its own."""
     source = trained(tmp_path / "de")
-    tokens = replace(TOKENS, query_prefix=("[unused3]",))
+    tokens = replace(TOKENS, query_prefix=("[PAD]",))
     fresh, model = (DualEncoder(backbone(start=start), tokens).query_encoder for start in (None, tmp_path / "de"))
     [(name, ours)] = [pair for pair in model.named_parameters() if "trainable_tokens" in pair[0]]
     assert torch.equal(ours[:3], dict(source.query_encoder.named_parameters())[name])
