@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from models.backbone import BackboneConfig, file_sha256
+from datamodules.hub import file_sha256
+from models.backbone import BackboneConfig
 from models.cmc import CMC, Skip
 from models.tokens import TokenConfig
 from models.unpickle import mentions

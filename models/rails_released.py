@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from models.backbone import file_sha256
+from datamodules.hub import file_sha256
 from models.mixture import MixtureConfig
 from models.next_item_mol import NextItemMoL
 from models.sequence import SequenceConfig

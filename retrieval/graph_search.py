@@ -196,7 +196,7 @@ class GraphSearch(Searcher):
 
     def _near(self, items: Rows) -> Rows:
         """(B, m degree) the neighbours of (B, m) items; -1 for those of no item."""
-        near = self._neighbors[items.clip(0)]
+        near: Rows = self._neighbors[items.clip(0)]
         near[items == NOTHING] = NOTHING
         return near.reshape(len(items), -1)
 
@@ -244,6 +244,6 @@ def _first(items: Rows, scores: Scores, count: int) -> Scored:
 
 def _merged(one: Scored, other: Scored, count: int) -> Scored:
     """The ``count`` best of two lists, best first; ties go to the lower row."""
-    items, scores = (np.hstack(parts) for parts in zip(one, other, strict=True))
+    items, scores = np.hstack([one[0], other[0]]), np.hstack([one[1], other[1]])
     order = top_order(scores, items, count)
     return np.take_along_axis(items, order, axis=1), np.take_along_axis(scores, order, axis=1)
