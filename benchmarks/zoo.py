@@ -73,8 +73,8 @@ def data_sets() -> dict[str, tuple[str, ...]]:
         for titles in ("false", "true"):
             name = f"wordnet-{world}{'' if titles == 'true' else '-untitled'}"
             found[name] = ("--data", "WordNet", "--data.world", world, "--data.titles", titles)
-    root = Path(os.environ.get("SIMZOO_DATA", ""))
-    for folder in sorted(root.glob("*/qrels")) if root.name else ():
+    root = os.environ.get("SIMZOO_DATA")
+    for folder in sorted(Path(root).glob("*/qrels")) if root else ():
         found[folder.parent.name] = ("--data", "BEIR", "--data.root", str(folder.parent))
     return found
 
@@ -128,8 +128,8 @@ def keep(job: Job, output: Path) -> None:
     described = {key: value for key, value in run.described.items() if key not in DROPPED}
     described["cost"] = {"calls": described["cost"]["calls"]}
     described["command"] = re.sub(r" --output \S+", "", described["command"])  # the page adds its own
-    if "SIMZOO_DATA" in os.environ:
-        described["command"] = described["command"].replace(os.environ["SIMZOO_DATA"], "$SIMZOO_DATA")
+    if root := os.environ.get("SIMZOO_DATA"):
+        described["command"] = described["command"].replace(root, "$SIMZOO_DATA")
     names = [name for name in KEPT if name in run.columns]
     described["per_query"] = {name: [round(value, 6) for value in run.columns[name]] for name in names}
     write_text(job.file, json.dumps(described) + "\n")

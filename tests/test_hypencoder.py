@@ -240,6 +240,7 @@ def test_more_layers_than_the_checkpoint_has(tmp_path: Path) -> None:
     checkpoint.save(tiny(), tmp_path)
     config = (tmp_path / "config.json").read_text()
     assert "16,\n        16,\n        16\n" in config
+    (tmp_path / "manifest.json").unlink()  # which refuses any change
     (tmp_path / "config.json").write_text(config.replace("16,\n        16\n", "16,\n        16,\n        16\n"))
     with pytest.raises(ValueError, match=r"hyperhead.* has shape \(3, 16, 16\), expected \(4, 16, 16\)"):
         Hypencoder.from_pretrained(tmp_path)
