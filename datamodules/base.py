@@ -156,7 +156,7 @@ class RetrievalData(LightningDataModule, ABC):
         }
         asked = " and ".join(name for name, needed in needs.items() if needed)
         for collection, mined in zip(collections, candidates, strict=True):
-            check_usable(mined, collection, self.num_hard, asked)
+            check_usable(mined, collection, 0 if self.distill else self.num_hard, asked)
         pairs = zip(collections, candidates, strict=True)
         self.missed = sum(num_missed(mined, collection) for collection, mined in pairs)
         if self.missed:

@@ -87,7 +87,7 @@ class GrowingLeastSquares:
         corner, info = torch.linalg.cholesky_ex(rest)
         failed = info != 0
         self._singular |= failed
-        corner[failed] = torch.eye(len(corner[0]), dtype=torch.float64)
+        corner[failed] = torch.eye(corner.shape[1], dtype=torch.float64)
         factor[:, before:, before:] = corner
         self._factor = factor
 

@@ -114,9 +114,9 @@ class LinearSearch(Searcher):
         for number in range(self.rounds if rest else 0):
             size = rest // self.rounds + (number < rest % self.rounds)
             with watch.step("linear models"):
-                models = np.stack([self._fitted(*known) for known in zip(items, scores, strict=True)])
+                models = [self._fitted(*known) for known in zip(items, scores, strict=True)]
             with watch.step("approximate scores"):
-                approximate = models @ self._reduced.T
+                approximate = np.reshape(models, (-1, self._reduced.shape[1])) @ self._reduced.T
                 np.put_along_axis(approximate, items, -np.inf, axis=1)
                 fresh = np.sort(top_columns(approximate, size), axis=1)
             with watch.step("scoring"):

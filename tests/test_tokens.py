@@ -170,7 +170,7 @@ def test_backbone_is_found_and_checked(tmp_path: Path, backbone: BackboneConfig)
         resolve_backbone(BackboneConfig(name=backbone.name, sha256="abc"))
     with pytest.raises(FileNotFoundError, match=r"no config\.json"):
         resolve_backbone(BackboneConfig(name=str(tmp_path)))
-    with pytest.raises(FileNotFoundError, match="neither a folder nor"):
+    with pytest.raises(FileNotFoundError, match="no-such-model"):
         resolve_backbone(BackboneConfig(name="nobody/no-such-model"))
 
 
