@@ -29,17 +29,15 @@ from retrieval.card import About, write_card
 from retrieval.encode import encode_items, encode_queries
 from retrieval.evaluation import evaluate, similarity_scorer, split_queries
 from retrieval.first_stage import BM25, FirstStage
-from retrieval.metrics import cutoff, parse_measures, topk_recall
+from retrieval.metrics import chosen_metrics, recall_curve
 from retrieval.progress import plan
 from retrieval.report import Example, RunReport, write_report
 from retrieval.score_matrix import ScoreMatrix, build_matrix
-from retrieval.scorer import Scorer, Scores
+from retrieval.scorer import Scorer
 from retrieval.search_exact import Exact
-from retrieval.searcher import Ranking, Searcher, SearchTask
+from retrieval.searcher import Searcher, SearchTask
 from retrieval.significance import compare_runs
 from retrieval.teaching import write_lessons
-
-METRICS = ["nDCG@10", "RR@10", "R@1", "R@10", "R@64", "R@100"]
 
 
 def run(
@@ -112,7 +110,7 @@ def run(
     run_files.write_per_query(output, ids, {name: column.tolist() for name, column in result.values.items()})
     run_files.write_metrics(output, described)
     examples = [Example.of(collection, task.query_rows, result.ranking, place) for place in range(min(5, len(rows)))]
-    curves = {} if known is None else {type(searcher).__name__: recall_curve(result.ranking, known.scores)}
+    curves = {} if known is None else {type(searcher).__name__: recall_curve(result.ranking.items, known.scores)}
     write_report(output / "report.html", [RunReport(output.name, described)], curves, examples, "results looked at")
     show(described)
     if described["truncated"]:
@@ -289,16 +287,6 @@ def scorer_of(
     return similarity_scorer(similarity, collection, store, dtype)
 
 
-def recall_curve(ranking: Ranking, exact: Scores) -> dict[int, list[tuple[float, float]]]:
-    """(items looked at, Top-k-Recall) by k: how deep in the ranking the exact neighbours stand."""
-    depths = [depth for depth in (1, 2, 5, 10, 20, 50, 100, 200, 500) if depth <= ranking.items.shape[1]]
-    return {
-        k: [(depth, float(topk_recall(ranking.items[:, :depth], exact, k).mean())) for depth in depths if depth >= k]
-        for k in (1, 10, 100)
-        if k <= depths[-1]
-    }
-
-
 def card(checkpoint: Path, runs: list[Path], about: About) -> None:
     """Writes the card (README.md), metrics.json and manifest.json of a checkpoint from its evaluation runs.
 
@@ -322,22 +310,6 @@ def single(data: RetrievalData) -> Collection:
         names = ", ".join(collection.name for collection in collections)
         raise DataError(f"the test split holds {names}; choose one of them, for example with --data.world noun.event")
     return collections[0]
-
-
-def chosen_metrics(names: list[str] | None, k: int, num_items: int) -> list[str]:
-    """The metrics to compute over k results, checked before any work.
-
-    Raises:
-        DataError: a metric looks deeper than the results, so its value would be that of another metric.
-        ValueError: no such metric.
-    """
-    measures = parse_measures(METRICS if names is None else names)
-    deep = [name for name, measure in measures.items() if cutoff(measure) > k and k < num_items]
-    if names is None:
-        return [name for name in measures if name not in deep]
-    if deep:
-        raise DataError(f"{deep[0]} looks deeper than the {k} results; raise --k, and --search.budget if there is one")
-    return names
 
 
 def estimated(similarity: LearnedSimilarity, collection: Collection, calls: int) -> dict[str, str]:

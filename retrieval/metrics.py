@@ -9,12 +9,13 @@ import ir_measures
 import numpy as np
 from numpy.typing import NDArray
 
-from datamodules.records import Collection
+from datamodules.records import Collection, DataError
 from retrieval.scorer import Rows, Scores
 
 Values = NDArray[np.float64]
 
 EXAMPLES = "nDCG@10, RR@10, R@100, Success@1, AP"
+DEFAULT = ("nDCG@10", "RR@10", "R@1", "R@10", "R@64", "R@100")
 CELLS = 4_000_000  # numbers drawn at once: bounds the memory of resampling
 
 
@@ -171,3 +172,29 @@ def _measure(name: str) -> ir_measures.measures.Measure:
         reason = " ".join(str(error).split())
         raise ValueError(f"{name!r} cannot be computed here ({reason}); for example {EXAMPLES}") from error
     return measure
+
+
+def chosen_metrics(names: list[str] | None, k: int, num_items: int) -> list[str]:
+    """The metrics to compute over k results, checked before any work.
+
+    Raises:
+        DataError: a metric looks deeper than the results, so its value would be that of another metric.
+        ValueError: no such metric.
+    """
+    measures = parse_measures(DEFAULT if names is None else names)
+    deep = [name for name, measure in measures.items() if cutoff(measure) > k and k < num_items]
+    if names is None:
+        return [name for name in measures if name not in deep]
+    if deep:
+        raise DataError(f"{deep[0]} looks deeper than the {k} results; raise --k, and --search.budget if there is one")
+    return names
+
+
+def recall_curve(items: Rows, exact: Scores) -> dict[int, list[tuple[float, float]]]:
+    """(items looked at, mean Top-k-Recall) by k: how deep in the rankings (B, m) the exact neighbours stand."""
+    depths = [depth for depth in (1, 2, 5, 10, 20, 50, 100, 200, 500) if depth <= items.shape[1]]
+    return {
+        k: [(depth, float(topk_recall(items[:, :depth], exact, k).mean())) for depth in depths if depth >= k]
+        for k in (1, 10, 100)
+        if k <= depths[-1]
+    }
