@@ -47,6 +47,7 @@ class Client:
 
     def __init__(self, hub: Hub, home: Path) -> None:
         self.env = environment(hub, home)
+        self.cache = home / "hub"
         self.process = subprocess.Popen(
             [sys.executable, "-c", LOOP],
             env=self.env,
@@ -64,8 +65,8 @@ class Client:
             home: another cache, as on another machine.
         """
         assert self.process.stdin is not None and self.process.stdout is not None
-        if home is not None:
-            code = f"import huggingface_hub.constants as c; c.HF_HUB_CACHE = {str(home)!r}\n{code}"
+        cache = home or self.cache
+        code = f"import huggingface_hub.constants as c; c.HF_HUB_CACHE = {str(cache)!r}\n{code}"
         self.process.stdin.write(json.dumps(code) + "\n")
         self.process.stdin.flush()
         value, error, self.printed = json.loads(self.process.stdout.readline())
