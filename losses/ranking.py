@@ -167,64 +167,60 @@ class Loss(nn.Module, ABC):
         """Scalar loss of scores (B, K)."""
 
 
-class SoftmaxCrossEntropy(Loss):
+class Tempered(Loss):
+    """A loss of scores that are divided by a temperature first.
+
+    Args:
+        temperature: the divisor, more than 0.
+    """
+
+    def __init__(self, temperature: float = 1.0) -> None:
+        super().__init__()
+        self.temperature = _positive(temperature)
+
+
+class SoftmaxCrossEntropy(Tempered):
     """`softmax_cross_entropy` over each query's candidates.
 
     Args:
         temperature: scores are divided by it first; 1 for raw logits, about 0.05 for cosines.
     """
 
-    def __init__(self, temperature: float = 1.0) -> None:
-        super().__init__()
-        self.temperature = _positive(temperature)
-
     def forward(self, scores: Tensor, targets: Targets) -> Tensor:
         """See `Loss.forward`."""
         return softmax_cross_entropy(scores / self.temperature, targets.labels, targets.mask)
 
 
-class InBatchCrossEntropy(Loss):
+class InBatchCrossEntropy(Tempered):
     """`in_batch_cross_entropy`: for a data module with ``in_batch: true``.
 
     Args:
         temperature: scores are divided by it first.
     """
 
-    def __init__(self, temperature: float = 1.0) -> None:
-        super().__init__()
-        self.temperature = _positive(temperature)
-
     def forward(self, scores: Tensor, targets: Targets) -> Tensor:
         """See `Loss.forward`."""
         return in_batch_cross_entropy(scores / self.temperature, targets.labels, targets.mask)
 
 
-class BinaryCrossEntropy(Loss):
+class BinaryCrossEntropy(Tempered):
     """`binary_cross_entropy`: each candidate is judged alone.
 
     Args:
         temperature: scores are divided by it first.
     """
 
-    def __init__(self, temperature: float = 1.0) -> None:
-        super().__init__()
-        self.temperature = _positive(temperature)
-
     def forward(self, scores: Tensor, targets: Targets) -> Tensor:
         """See `Loss.forward`."""
         return binary_cross_entropy(scores / self.temperature, targets.labels, targets.mask)
 
 
-class MatchLoss(Loss):
+class MatchLoss(Tempered):
     """`match` against a teacher's scores.
 
     Args:
         temperature: the student's scores are divided by it first.
     """
-
-    def __init__(self, temperature: float = 1.0) -> None:
-        super().__init__()
-        self.temperature = _positive(temperature)
 
     def forward(self, scores: Tensor, targets: Targets) -> Tensor:
         """See `Loss.forward`."""
@@ -235,16 +231,12 @@ class MatchLoss(Loss):
         return match(scores / self.temperature, targets.teacher, targets.mask)
 
 
-class PairLoss(Loss):
+class PairLoss(Tempered):
     """`pair`: candidates the teacher scored are its top items, the others the student's hard negatives, in order.
 
     Args:
         temperature: the student's scores are divided by it first.
     """
-
-    def __init__(self, temperature: float = 1.0) -> None:
-        super().__init__()
-        self.temperature = _positive(temperature)
 
     def forward(self, scores: Tensor, targets: Targets) -> Tensor:
         """See `Loss.forward`."""
@@ -305,16 +297,12 @@ class KLToRetriever(Loss):
         return kl_divergence(*pair_of, targets.mask)
 
 
-class OtherPositivesCrossEntropy(Loss):
+class OtherPositivesCrossEntropy(Tempered):
     """`other_positives_cross_entropy`: for a data module with ``other_positives: true``.
 
     Args:
         temperature: scores are divided by it first.
     """
-
-    def __init__(self, temperature: float = 1.0) -> None:
-        super().__init__()
-        self.temperature = _positive(temperature)
 
     def forward(self, scores: Tensor, targets: Targets) -> Tensor:
         """See `Loss.forward`."""
