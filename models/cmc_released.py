@@ -16,6 +16,7 @@ from models.backbone import BackboneConfig
 from models.cmc import CMC, Skip
 from models.tokens import TokenConfig
 from models.unpickle import mentions
+from models.weights import copy_all
 
 BERT = "google-bert/bert-base-uncased"
 LAYERS = "extend_multi_transformerencoder.layers"
@@ -102,15 +103,11 @@ def _wanted(model: CMC, inner: str) -> dict[str, Tensor]:
 
 
 def _fill(wanted: dict[str, Tensor], tensors: dict[str, Tensor], path: Path) -> None:
-    missing, unknown = sorted(wanted.keys() - tensors.keys()), sorted(tensors.keys() - wanted.keys())
-    if missing or unknown:
-        raise ValueError(f"{path} does not fit: missing {missing[:3]}, unknown {unknown[:3]}")
-    with torch.no_grad():
-        for name, place in wanted.items():
-            value = tensors[name]
-            if value.numel() != place.numel() or value.squeeze().shape != place.squeeze().shape:
-                raise ValueError(f"{path}: {name} has shape {tuple(value.shape)}, expected {tuple(place.shape)}")
-            place.copy_(value.view(place.shape))
+    shaped = dict(tensors)
+    for name in wanted.keys() & tensors.keys():  # a gate may have a dimension of 1 more
+        if tensors[name].squeeze().shape == wanted[name].squeeze().shape:
+            shaped[name] = tensors[name].view(wanted[name].shape)
+    copy_all(wanted, shaped, path)
 
 
 def _read(path: Path) -> dict[str, Tensor]:

@@ -67,6 +67,15 @@ def fill(places: Mapping[str, nn.Module], tensors: Mapping[str, Tensor], path: P
     wanted = {
         f"{prefix}{name}": value for prefix, module in places.items() for name, value in module.named_parameters()
     }
+    copy_all(wanted, tensors, path)
+
+
+def copy_all(wanted: Mapping[str, Tensor], tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Copies tensors to the places of the same names; none may be missing or left over.
+
+    Raises:
+        ValueError: names or shapes differ.
+    """
     missing, unknown = sorted(wanted.keys() - tensors.keys()), sorted(tensors.keys() - wanted.keys())
     if missing or unknown:
         raise ValueError(f"{path} does not fit: missing {missing[:3]}, unknown {unknown[:3]}")
