@@ -45,7 +45,7 @@ from models.backbone import BackboneConfig, Encoder, load_tokenizer
 from models.mixture import MixtureConfig, MoLHead
 from models.tokens import TextEncoder, TokenConfig
 from retrieval.atomic import replacing
-from retrieval.mol_topk import BruteForce, CombTopK, ExactMoL, MixtureSearcher, TopKAvg, TopKPerEmbd
+from retrieval.mol_topk import BruteForce, CombTopK, ExactMoL, MixtureSearcher, TopKAvg, TopKGate, TopKPerEmbd
 from retrieval.scorer import Represented, Scorer
 from retrieval.searcher import SearchTask
 
@@ -319,6 +319,7 @@ def measure(shape: Shape, options: argparse.Namespace) -> None:
         "TopKAvg500": TopKAvg(500),
         "TopKPerEmbd50": TopKPerEmbd(50),
         "CombTopK5_200": CombTopK(5, 200),
+        "TopKGate256_512": TopKGate(256, 512),
     }
     shares: dict[str, float] = {}
 
