@@ -24,7 +24,7 @@ from retrieval.searcher import SearchTask, top_order
 
 CHUNK = 512  # items at once: more of them do not fit a processor's cache
 PAIRS = 4096  # pairs whose gate is evaluated at once, for the same reason
-GATHERED = 1 << 21  # numbers of gathered items at once
+GATHERED = 1 << 22  # bytes of gathered items at once
 QUERIES = 64  # queries at once
 GROUP = 32  # scores whose maximum is looked at first, where few of many are wanted
 
@@ -184,7 +184,8 @@ class MixtureIndex:
         """Logits (b, m', P), and the gate's two parts, of each query with m items of its own, a few at once."""
         queries = self._queries[block.rows].to(dtype).transpose(1, 2) / self.temperature
         query_gate = None if block.gate is None else block.gate[:, None].to(dtype)
-        for some in torch.split(rows, max(1, GATHERED // (len(block) * self.item_components * self.width)), dim=1):
+        bytes_each = len(block) * self.item_components * self.width * dtype.itemsize
+        for some in torch.split(rows, max(1, GATHERED // bytes_each), dim=1):
             logits = torch.bmm(self.items[some].to(dtype).flatten(1, 2), queries).view(*some.shape, self.num_logits)
             yield logits, query_gate, None if self._item_gate is None else self._item_gate[some].to(dtype)
 
