@@ -8,9 +8,9 @@ Items and queries are the synsets and usage examples of WordNet, each the mean o
 all-MiniLM-L6-v2, weighted by rarity (the transformer itself would take an hour); beyond the synsets' number items are
 repeated with noise. For each shape a mixture is trained on these vectors from the queries' gold synsets, so that gate
 and components are no random ones. `prepare` does all that once and keeps it. `measure` searches a batch of 32 queries
-for k = 100 with every method whose row is not kept yet, and starts none after so many seconds. DIR is a clone of
-bailuding/rails, whose modules get the same weights: as it is, and with its brute force over chunks of items, of several
-sizes. Times are medians; extra memory is the process's peak above what it held.
+for k = 100 with the methods in turn, several times, keeps the times, and starts no search after so many seconds. DIR is
+a clone of bailuding/rails, whose modules get the same weights: as it is, and with its brute force over chunks of items,
+of several sizes. Times are medians; extra memory is the process's peak above what it held.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -45,7 +45,7 @@ from models.backbone import BackboneConfig, Encoder, load_tokenizer
 from models.mixture import MixtureConfig, MoLHead
 from models.tokens import TextEncoder, TokenConfig
 from retrieval.atomic import replacing
-from retrieval.mol_topk import BruteForce, CombTopK, ExactMoL, MixtureSearcher, TopKAvg, TopKPerEmbd
+from retrieval.mol_topk import BruteForce, CombTopK, ExactMoL, MixtureSearcher, TopKAvg, TopKGate, TopKPerEmbd
 from retrieval.scorer import Represented, Scorer
 from retrieval.searcher import SearchTask
 
@@ -306,7 +306,7 @@ def peak(run: Callable[[], Any]) -> tuple[Any, float]:
 
 
 def measure(shape: Shape, options: argparse.Namespace) -> None:
-    """Measures the methods that have no row yet."""
+    """Measures the methods, in turn, as often as is missing."""
     path = options.rows / f"{shape}.json"
     rows: dict[str, dict[str, Any]] = json.loads(path.read_text()) if path.exists() else {}
     items, queries = vectors_of(shape, options.cache)
@@ -319,6 +319,7 @@ def measure(shape: Shape, options: argparse.Namespace) -> None:
         "TopKAvg500": TopKAvg(500),
         "TopKPerEmbd50": TopKPerEmbd(50),
         "CombTopK5_200": CombTopK(5, 200),
+        "TopKGate256_512": TopKGate(256, 512),
     }
     shares: dict[str, float] = {}
 
@@ -335,27 +336,37 @@ def measure(shape: Shape, options: argparse.Namespace) -> None:
         methods = {name: searched(name) for name in named}
         if options.reference is not None:
             methods |= reference_methods(options.reference, head, items, queries)
-        exact, scores = methods[EXHAUSTIVE]()
+        exact = methods[EXHAUSTIVE]()
         for name, method in methods.items():
             if name in rows or time.monotonic() > options.until:
                 continue
-            found, mebibytes = peak(method)
-            times = []
-            for _ in range(options.repeats):
-                start = time.perf_counter()
-                method()
-                times.append(1000 * (time.perf_counter() - start))
-            same = float(np.mean([len(np.intersect1d(a, b)) / K for a, b in zip(found[0], exact, strict=True)]))
-            rows[name] = {
-                "ms": times,
-                "MiB": mebibytes,
-                "recall": same,
-                "apart": float(np.abs(found[1] - scores).max()) if same == 1 else None,
-                "share": shares.get(name),
-            }
-            print(shape, name, rows[name], flush=True)
+            rows[name] = {"ms": [], **compared(method, exact), "share": shares.get(name)}
+        for name, method in turns(methods, rows, options.repeats):
+            if time.monotonic() > options.until:
+                break
+            start = time.perf_counter()
+            method()
+            rows[name]["ms"].append(1000 * (time.perf_counter() - start))
             with replacing(path) as file:
                 file.write(json.dumps(rows, indent=1).encode())
+    print(shape, {name: len(row["ms"]) for name, row in rows.items()}, flush=True)
+
+
+def compared(method: Callable[[], Found], exact: Found) -> dict[str, Any]:
+    """Peak memory, recall, and the largest difference of scores where the items are the same."""
+    (items, scores), mebibytes = peak(method)
+    same = float(np.mean([len(np.intersect1d(a, b)) / K for a, b in zip(items, exact[0], strict=True)]))
+    return {"MiB": mebibytes, "recall": same, "apart": float(np.abs(scores - exact[1]).max()) if same == 1 else None}
+
+
+def turns(
+    methods: dict[str, Callable[[], Found]], rows: dict[str, dict[str, Any]], repeats: int
+) -> Iterator[tuple[str, Callable[[], Found]]]:
+    """Methods in turn, so that a machine whose speed drifts treats them alike; those first that were timed least."""
+    for repeat in range(repeats):
+        for name, method in methods.items():
+            if name in rows and len(rows[name]["ms"]) <= repeat:
+                yield name, method
 
 
 def table(shape: Shape, options: argparse.Namespace) -> None:

@@ -38,22 +38,27 @@ from retrieval.run_files import commit, versions
 
 @dataclass(frozen=True)
 class Cell:
-    """A row of the table: a recipe, its encoder, and whether it has gates and these their loss."""
+    """A row of the table: a recipe, its encoder, whether it has gates, and the weight of their loss if not its own."""
 
     recipe: str
     encoder: str
     gates: bool = False
-    gate_loss: bool = True
+    gate_weight: float | None = None
+
+    def folder(self, seed: int) -> str:
+        """Of a run."""
+        return f"{self.recipe}{'' if self.gate_weight is None else f'-mi-{self.gate_weight:g}'}-{seed}"
 
 
 CELLS = {
     "SASRec, its own loss": Cell("sasrec_bce", "SASRec"),
     "SASRec": Cell("sasrec", "SASRec"),
     "SASRec + MoL": Cell("sasrec_mol", "SASRec", gates=True),
-    "SASRec + MoL, no L_MI": Cell("sasrec_mol", "SASRec", gates=True, gate_loss=False),
+    "SASRec + MoL, no L_MI": Cell("sasrec_mol", "SASRec", gates=True, gate_weight=0.0),
+    "SASRec + MoL, L_MI x 0.1": Cell("sasrec_mol", "SASRec", gates=True, gate_weight=0.1),
     "HSTU": Cell("hstu", "HSTU"),
     "HSTU + MoL": Cell("hstu_mol", "HSTU", gates=True),
-    "HSTU + MoL, no L_MI": Cell("hstu_mol", "HSTU", gates=True, gate_loss=False),
+    "HSTU + MoL, no L_MI": Cell("hstu_mol", "HSTU", gates=True, gate_weight=0.0),
 }
 PROTOCOLS = {"all items": None, "100 sampled": 100}
 SHOWN = {"all items": ("hr@1", "hr@10", "hr@50", "hr@200", "ndcg@10", "mrr"), "100 sampled": ("hr@10", "ndcg@10")}
@@ -84,13 +89,13 @@ def history(folder: Path) -> list[dict[str, float]]:
     return list({line["epoch"]: line for line in lines}.values())
 
 
-def settings(recipe: Path, path: Path, seed: int, gate_loss: bool, folder: Path) -> dict[str, Any]:
+def settings(recipe: Path, path: Path, seed: int, gate_weight: float | None, folder: Path) -> dict[str, Any]:
     """The recipe's, with the run's data, seed and folder; its callbacks are the benchmark's own."""
     found: dict[str, Any] = yaml.safe_load(recipe.read_text())
     found["seed_everything"] = found["model"]["init_args"]["seed"] = found["data"]["init_args"]["seed"] = seed
     found["data"]["init_args"]["path"] = str(path.resolve())
-    if not gate_loss:
-        found["model"]["init_args"]["gate_loss"]["init_args"]["weight"] = 0.0
+    if gate_weight is not None:
+        found["model"]["init_args"]["gate_loss"]["init_args"]["weight"] = gate_weight
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     found["trainer"] |= {"default_root_dir": str(folder), **quiet}
     del found["trainer"]["callbacks"], found["release"]
@@ -178,24 +183,27 @@ def table(runs: dict[str, list[dict[str, Any]]], protocol: str) -> str:
 
 
 def plot(runs: dict[str, list[Path]], path: Path) -> None:
-    """Entropies of the gates of positive pairs over training, a panel an encoder, with and without L_MI."""
-    figure = Figure(figsize=(8, 3.2), layout="constrained")
+    """Entropies of the gates of positive pairs over training, a panel an encoder, a colour a weight of L_MI."""
+    figure = Figure(figsize=(8, 3.8), layout="constrained")
     mixtures = {CELLS[name]: folders for name, folders in runs.items() if CELLS[name].gates}
     encoders = list(dict.fromkeys(cell.encoder for cell in mixtures))
     panels = figure.subplots(1, len(encoders), sharey=True, squeeze=False)[0]
+    weights = list(dict.fromkeys(cell.gate_weight for cell in mixtures))
     for cell, folders in mixtures.items():
         panel = panels[encoders.index(cell.encoder)]
-        colour, with_loss = ("C0", "with L_MI") if cell.gate_loss else ("C1", "without L_MI")
+        weight = "as in the recipe" if cell.gate_weight is None else f"x {cell.gate_weight:g}"
+        colour = f"C{weights.index(cell.gate_weight)}"
         for name, style in zip(ENTROPIES, ("-", "--"), strict=True):
             seeds = [[line[name] for line in history(folder)] for folder in folders]
             values = np.mean([seed[: min(map(len, seeds))] for seed in seeds], axis=0)
-            label = f"{ENTROPIES[name]}, {with_loss}"
+            label = f"{ENTROPIES[name]}, L_MI {weight}"
             panel.plot(np.arange(1, len(values) + 1), values, style, color=colour, label=label)
     for panel, encoder in zip(panels, encoders, strict=True):
         panel.set(title=encoder, xlabel="epoch")
         panel.grid(alpha=0.3)
     panels[0].set_ylabel("entropy in nats")
-    panels[-1].legend(fontsize="small")
+    lines = {line.get_label(): line for panel in panels for line in panel.get_lines()}
+    figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=len(weights), fontsize="small")
     figure.savefig(path, metadata={"Date": None})
 
 
@@ -221,8 +229,8 @@ def main() -> None:
     for seed in options.seeds:
         for name in cells:
             cell = CELLS[name]
-            folder = output / f"{cell.recipe}{'' if cell.gate_loss else '_no_mi'}-{seed}"
-            config = settings(options.recipes / f"{cell.recipe}.yaml", options.path, seed, cell.gate_loss, folder)
+            folder = output / cell.folder(seed)
+            config = settings(options.recipes / f"{cell.recipe}.yaml", options.path, seed, cell.gate_weight, folder)
             run = measured(folder, config, options.set, options.users)
             runs[name].append(run)
             folders[name].append(folder)

@@ -154,29 +154,30 @@ class Gate(nn.Module):
                 gating = gating if part is None else gating + part
         return mol_scores(logits, gating, self.dropout if self.training else 0.0)
 
-    def scores(self, logits: Tensor, query: Tensor | None, item: Tensor | None) -> Tensor:
-        """The scores of `forward` in evaluation, for search: components first, in a quarter of the memory.
+    def probabilities(self, logits: Tensor, query: Tensor | None, item: Tensor | None) -> Tensor:
+        """Those of `forward` in evaluation, for search: pair by pair, in half of the time and memory.
 
         Args:
-            logits: (P, ...).
+            logits: (..., P).
             query: the query part, in a shape that is expanded to that of the logits; None without one.
             item: the item part, likewise.
 
         Returns:
-            (...).
+            (..., P).
         """
-        hidden = torch.addmm(self.cross_in.bias[:, None], self.cross_in.weight, logits.flatten(1))
+        hidden = torch.addmm(self.cross_in.bias, logits.flatten(0, -2), self.cross_in.weight.T)
         hidden = F.silu(hidden, inplace=True)
-        gating = torch.addmm(self.cross_out.bias[:, None], self.cross_out.weight, hidden).view(logits.shape)
+        gating = torch.addmm(self.cross_out.bias, hidden, self.cross_out.weight.T).view(logits.shape)
         if query is not None and item is not None:
             gating.addcmul_(query, item)
         else:
             for part in (query, item):
                 gating = gating if part is None else gating.add_(part)
-        weights = F.silu(gating, inplace=True)
-        weights = weights.sub_(weights.amax(dim=0)).exp_()
-        total = weights.sum(dim=0)
-        return weights.mul_(logits).sum(dim=0).div_(total)
+        return F.silu(gating, inplace=True).softmax(dim=-1)
+
+    def scores(self, logits: Tensor, query: Tensor | None, item: Tensor | None) -> Tensor:
+        """The scores (...) of `forward` in evaluation; see `probabilities` for the arguments."""
+        return torch.linalg.vecdot(self.probabilities(logits, query, item), logits)
 
     def reordered(self, order: Tensor) -> Gate:
         """The same gate for logits in another order: ``order`` (P,) holds the old place of each new one."""

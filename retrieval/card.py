@@ -187,7 +187,8 @@ def _use(config: dict[str, Any], name: str, about: About) -> str:
             "",
             f'model = LearnedSimilarity.from_pretrained("{name}")',
             'known = model.arguments["item_ids"][:5]',
-            'print(model.rank(History.of("me", known[:3]), [Item(name, name) for name in known]))',
+            'history = History.of("me", known[:3], times=[0, 60, 120])  # ids of items, oldest first; seconds',
+            "print(model.rank(history, [Item(name, name) for name in known]))",
         ]
     return "```python\n" + "\n".join(lines) + "\n```"
 

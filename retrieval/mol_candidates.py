@@ -9,6 +9,9 @@ from torch import Tensor
 from retrieval.ann import IndexKind
 from retrieval.mol_index import CHUNK, Block, MixtureIndex, largest
 
+BEST = 16  # items whose gates are averaged
+SCANNED = 4  # chunks at once whose largest logits are looked for
+
 
 class ByMean:
     """Items of the largest mean logits: one dot product a pair (RAILS Eq. 6).
@@ -24,10 +27,37 @@ class ByMean:
 
     def __call__(self, block: Block, count: int) -> Tensor:
         """(b, count) rows; ties at the edge by lower row."""
-        queries = block.components.mean(dim=0)
+        queries = block.components.mean(dim=1)
         if self._index is None:
             return largest(queries @ self._mean.T, count)
         return torch.from_numpy(self._index.search(queries.cpu().numpy(), count)[0]).to(queries.device)
+
+
+class ByGate:
+    """Items of the largest mean logits, then those of the largest logits weighted as the gate weights these.
+
+    With fixed weights a query's score is one dot product with an item's components side by side. The mean gate of the
+    few best items of the first kind makes that dot product rank like the mixture where it matters, at the top.
+
+    Args:
+        index: of the items.
+    """
+
+    def __init__(self, index: MixtureIndex) -> None:
+        self._all = index
+        self._by_mean = ByMean(index)
+
+    def __call__(self, block: Block, seeds: int, count: int) -> tuple[Tensor, Tensor]:
+        """(b, seeds + count) rows, each once, and their scores; at most all items."""
+        index = self._all
+        first = self._by_mean(block, min(seeds, index.num_items))
+        scores = index.score(block, first)
+        best = first.gather(1, scores.topk(min(BEST, first.shape[1]), dim=1).indices)
+        queries = (index.mean_gates(block, best) @ block.components).flatten(1)
+        products = torch.cat([queries @ items.float().flatten(1).T for items in torch.split(index.items, CHUNK)], dim=1)
+        products.scatter_(1, first, -torch.inf)
+        second = largest(products, min(count, index.num_items - first.shape[1]))
+        return torch.cat([first, second], dim=1), torch.cat([scores, index.score(block, second)], dim=1)
 
 
 class ByComponent:
@@ -71,23 +101,26 @@ class ByComponent:
 
     def _scanned(self, block: Block, count: int) -> tuple[Tensor, Tensor]:
         """(b, P, count) rows and (b,) bounds."""
-        index, lists = self._all, len(block) * self._all.num_logits
-        values = torch.empty(lists, 0, device=index.items.device)
-        rows = torch.empty(lists, 0, dtype=torch.int64, device=index.items.device)
-        for start, stop in index.chunks(block):
-            logits = index.logits(block, start, stop).view(lists, -1)
+        index, number = self._all, len(block)
+        queries = block.components.flatten(0, 1).expand(index.item_components, -1, -1)
+        values = torch.empty(number * index.num_logits, 0, device=queries.device)
+        rows = torch.empty(number * index.num_logits, 0, dtype=torch.int64, device=queries.device)
+        for start, stop in index.chunks(block, SCANNED):
+            # One logit of all items side by side, as its largest values are looked for.
+            logits = torch.bmm(queries, index.items[start:stop].float().permute(1, 2, 0)).flatten(0, 1)
             best = largest(logits, min(count + 1, stop - start))
             values, rows = torch.cat([values, logits.gather(1, best)], dim=1), torch.cat([rows, best + start], dim=1)
             kept = largest(values, min(count + 1, values.shape[1]))
             values, rows = values.gather(1, kept), rows.gather(1, kept)
-        bounds = values.view(index.num_logits, len(block), -1).amin(dim=2).amax(dim=0) + index.rounding
+        by_logit = (index.item_components, number, index.query_components, -1)
+        bounds = values.view(by_logit).amin(dim=3).amax(dim=(0, 2)) + index.rounding
         rows = rows.gather(1, largest(values, min(count, index.num_items)))
-        return rows.view(index.num_logits, len(block), -1).transpose(0, 1), bounds
+        return rows.view(by_logit).transpose(0, 1).flatten(1, 2), bounds
 
     def _looked_up(self, block: Block, count: int) -> tuple[Tensor, Tensor]:
         """(b, P, count) rows and (b,) bounds."""
         assert self._indices is not None
         queries, device = block.components.flatten(0, 1).cpu().numpy(), block.rows.device
         found = np.stack([index.search(queries, count)[0] for index in self._indices], axis=1)
-        by_query = torch.from_numpy(found).to(device).view(-1, len(block), *found.shape[1:]).transpose(0, 1)
-        return by_query.flatten(1, 2), torch.full((len(block),), self._all.highest + self._all.rounding, device=device)
+        bounds = torch.full((len(block),), self._all.highest + self._all.rounding, device=device)
+        return torch.from_numpy(found).to(device).view(len(block), -1, found.shape[2]), bounds

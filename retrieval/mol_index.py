@@ -3,8 +3,9 @@
 A similarity is a mixture of logits when it has a ``head`` (see `MixtureHead`) and its representations have the parts
 ``components`` and, where the gate sees raw vectors, ``gate``. No class is asked for by name.
 
-Layout: component logits are (P, b, C), components first, P = P_X P_Q item-major, then b queries and C items. So one
-matrix product fills them without a copy of the items, and the gate's layers run over contiguous memory.
+Layout: component logits are (b, C, P), pair by pair, P = P_X P_Q item-major, for b queries and C items. So one matrix
+product fills them without a copy of the items, those of single pairs can be gathered, and the gate's layers, whose
+matrix products are faster by a half than with the components first, run over contiguous memory.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ from retrieval.searcher import SearchTask, top_order
 
 CHUNK = 512  # items at once: more of them do not fit a processor's cache
 PAIRS = 4096  # pairs whose gate is evaluated at once, for the same reason
-GATHERED = 1 << 18  # numbers of gathered items at once
+GATHERED = 1 << 22  # bytes of gathered items at once
 QUERIES = 64  # queries at once
+GROUP = 32  # scores whose maximum is looked at first, where few of many are wanted
 
 
 class MixtureGate(Protocol):
@@ -33,8 +35,11 @@ class MixtureGate(Protocol):
     Its probabilities are not negative and sum to 1, so that no score exceeds the largest of its logits.
     """
 
+    def probabilities(self, logits: Tensor, query: Tensor | None, item: Tensor | None) -> Tensor:
+        """Probabilities (..., P) of logits (..., P) and the gate's two precomputed parts."""
+
     def scores(self, logits: Tensor, query: Tensor | None, item: Tensor | None) -> Tensor:
-        """Scores (...) of logits (P, ...) and the gate's two precomputed parts."""
+        """Scores (...): the logits weighted with these."""
 
     def reordered(self, order: Tensor) -> Any:
         """The same gate, a module, for logits in another order."""
@@ -60,8 +65,8 @@ class Block:
     """b queries.
 
     Attributes:
-        components: (P_Q, b, d), divided by the temperature, in single precision.
-        gate: (P, b), the gate's query part; None without one.
+        components: (b, P_Q, d), divided by the temperature, in single precision.
+        gate: (b, P), the gate's query part; None without one.
         rows: (b,) among all queries.
     """
 
@@ -75,8 +80,8 @@ class Block:
     def take(self, places: Sequence[int]) -> Block:
         """The queries at ``places``."""
         chosen = list(places)
-        gate = None if self.gate is None else self.gate[:, chosen]
-        return Block(self.components[:, chosen], gate, self.rows[chosen])
+        gate = None if self.gate is None else self.gate[chosen]
+        return Block(self.components[chosen], gate, self.rows[chosen])
 
 
 class MixtureIndex:
@@ -112,8 +117,8 @@ class MixtureIndex:
         self._gate: MixtureGate = head.gate.reordered(order)
         # The order of the results must not depend on how the pairs were batched, so the last word is in double.
         self._fine: MixtureGate = head.gate.reordered(order).double()
-        self._query_gate = None if query_gate is None else query_gate.float().T[order]
-        self._item_gate = None if item_gate is None else item_gate.float().T[order]
+        self._query_gate = None if query_gate is None else query_gate.float()[:, order]
+        self._item_gate = None if item_gate is None else item_gate.float()[:, order]
         self._memory = memory
         self.highest = 1 / self.temperature
         """No logit exceeds it, but for rounding: components have length 1."""
@@ -125,57 +130,64 @@ class MixtureIndex:
         size = min(QUERIES, max(1, self._memory // (8 * self.num_items)))
         for rows in torch.split(torch.from_numpy(query_rows).to(self._queries.device), size):
             if len(rows):
-                components = self._queries[rows].float().transpose(0, 1).contiguous() / self.temperature
-                yield Block(components, None if self._query_gate is None else self._query_gate[:, rows], rows)
+                components = self._queries[rows].float() / self.temperature
+                yield Block(components, None if self._query_gate is None else self._query_gate[rows], rows)
 
-    def chunks(self, block: Block) -> Iterator[tuple[int, int]]:
-        """(first, last + 1) of the items in chunks that fit the other half of the memory."""
-        size = min(CHUNK, max(1, self._memory // (16 * len(block) * self.num_logits)))
+    def chunks(self, block: Block, times: int = 1) -> Iterator[tuple[int, int]]:
+        """(first, last + 1) of the items in chunks, ``times`` as large as usual, that fit the memory's other half."""
+        size = min(times * CHUNK, max(1, self._memory // (16 * len(block) * self.num_logits)))
         for start in range(0, self.num_items, size):
             yield start, min(start + size, self.num_items)
 
     def logits(self, block: Block, start: int, stop: int) -> Tensor:
-        """(P, b, C) logits of a block with the items from ``start`` to ``stop``."""
-        items = self.items[start:stop].float().permute(1, 2, 0)
-        queries = block.components.flatten(0, 1).expand(self.item_components, -1, -1)
-        return torch.bmm(queries, items).view(self.num_logits, len(block), stop - start)
+        """(b, C, P) logits of a block with the items from ``start`` to ``stop``."""
+        products = self.items[start:stop].float().flatten(0, 1) @ block.components.flatten(0, 1).T
+        by_item = products.view(stop - start, self.item_components, len(block), self.query_components)
+        return by_item.permute(2, 0, 1, 3).flatten(2)
 
     def mix(self, gate: Tensor | None, logits: Tensor, start: int) -> Tensor:
-        """(b, C) scores of queries with C items from ``start`` on, whose logits (P, b, C) and gate part are known."""
-        number, size = logits.shape[1:]
-        item = None if self._item_gate is None else self._item_gate[:, None, start : start + size]
+        """(b, C) scores of queries with C items from ``start`` on, whose gate part and logits (b, C, P) are known."""
+        size = logits.shape[1]
+        item = None if self._item_gate is None else self._item_gate[start : start + size]
         step = max(1, PAIRS // size)
-        parts = []
-        for first in range(0, number, step):
-            some = slice(first, first + step)
-            query = None if gate is None else gate[:, some, None]
-            parts.append(self._gate.scores(logits[:, some].contiguous(), query, item))
+        parts = [
+            self._gate.scores(some, None if gate is None else gate[first : first + step, None], item)
+            for first, some in zip(range(0, len(logits), step), torch.split(logits, step), strict=True)
+        ]
         return torch.cat(parts)
 
-    def mix_some(self, block: Block, logits: Tensor, start: int, places: Tensor, columns: Tensor) -> Tensor:
-        """(M,) scores of M pairs of a query and one of C items from ``start`` on, whose logits (P, b, C) are known."""
-        flat = logits.flatten(1)
-        parts = []
-        for query, item in zip(torch.split(places, PAIRS), torch.split(columns, PAIRS), strict=True):
+    def mix_some(self, block: Block, logits: Tensor, start: int, there: Tensor) -> Tensor:
+        """(M,) scores of the M pairs ``there`` (b, C) of queries and C items from ``start`` on, of logits (b, C, P)."""
+        flat, parts = logits.flatten(0, 1), []
+        for pairs in torch.split(there.flatten().nonzero()[:, 0], PAIRS):
+            query, item = pairs // logits.shape[1], pairs % logits.shape[1] + start
             gates = [
-                None if gate is None else gate.index_select(1, rows)
-                for gate, rows in ((block.gate, query), (self._item_gate, item + start))
+                None if gate is None else gate.index_select(0, rows)
+                for gate, rows in ((block.gate, query), (self._item_gate, item))
             ]
-            parts.append(self._gate.scores(flat.index_select(1, query * logits.shape[2] + item), *gates))
+            parts.append(self._gate.scores(flat.index_select(0, pairs), *gates))
         return torch.cat(parts)
 
     def score(self, block: Block, rows: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """(b, m) scores of each query with m items of its own."""
         gate = self._gate if dtype == torch.float32 else self._fine
+        return torch.cat([gate.scores(*parts) for parts in self._gathered(block, rows, dtype)], dim=1)
+
+    def mean_gates(self, block: Block, rows: Tensor) -> Tensor:
+        """(b, P_X, P_Q) probabilities of the gate, each query's mean over m items of its own."""
+        found = torch.cat([self._gate.probabilities(*parts) for parts in self._gathered(block, rows)], dim=1)
+        return found.mean(dim=1).view(len(block), self.item_components, self.query_components)
+
+    def _gathered(
+        self, block: Block, rows: Tensor, dtype: torch.dtype = torch.float32
+    ) -> Iterator[tuple[Tensor, Tensor | None, Tensor | None]]:
+        """Logits (b, m', P), and the gate's two parts, of each query with m items of its own, a few at once."""
         queries = self._queries[block.rows].to(dtype).transpose(1, 2) / self.temperature
-        query_gate = None if block.gate is None else block.gate[..., None].to(dtype)
-        parts = []
-        for some in torch.split(rows, max(1, GATHERED // (len(block) * self.item_components * self.width)), dim=1):
-            items = self.items[some].to(dtype).flatten(1, 2)
-            logits = torch.bmm(items, queries).view(*some.shape, -1).permute(2, 0, 1).contiguous()
-            item_gate = None if self._item_gate is None else self._item_gate[:, some].to(dtype)
-            parts.append(gate.scores(logits, query_gate, item_gate))
-        return torch.cat(parts, dim=1)
+        query_gate = None if block.gate is None else block.gate[:, None].to(dtype)
+        bytes_each = len(block) * self.item_components * self.width * dtype.itemsize
+        for some in torch.split(rows, max(1, GATHERED // bytes_each), dim=1):
+            logits = torch.bmm(self.items[some].to(dtype).flatten(1, 2), queries).view(*some.shape, self.num_logits)
+            yield logits, query_gate, None if self._item_gate is None else self._item_gate[some].to(dtype)
 
     def settle(
         self, block: Block, rows: Tensor | None, scores: Tensor, k: int, tolerance: float
@@ -212,11 +224,22 @@ class MixtureIndex:
 
 def largest(scores: Tensor, k: int) -> Tensor:
     """(R, k) columns of the largest scores in each row of (R, C), ascending; ties go to the lower column."""
-    values, columns = scores.topk(min(k + 1, scores.shape[1]), dim=1)
-    if scores.shape[1] > k:
-        unsure = (values[:, k] == values[:, k - 1]).nonzero()[:, 0]
-        if len(unsure):
-            columns[unsure, :k] = scores[unsure].sort(dim=1, descending=True, stable=True).indices[:, :k]
+    rows, number = scores.shape
+    if number == k:
+        return torch.arange(k, device=scores.device).expand(rows, -1)
+    if number > 4 * GROUP * (k + 1):  # the k + 1 largest lie in the groups of the k + 1 largest maxima
+        whole = number // GROUP * GROUP
+        groups = scores[:, :whole].view(rows, -1, GROUP).amax(dim=2).topk(k + 1, dim=1).indices
+        members = (groups[..., None] * GROUP + torch.arange(GROUP, device=scores.device)).flatten(1)
+        rest = torch.arange(whole, number, device=scores.device).expand(rows, -1)
+        members = torch.cat([members, rest], dim=1)
+        values, columns = scores.gather(1, members).topk(k + 1, dim=1)
+        columns = members.gather(1, columns)
+    else:
+        values, columns = scores.topk(k + 1, dim=1)
+    unsure = (values[:, k] == values[:, k - 1]).nonzero()[:, 0]
+    if len(unsure):
+        columns[unsure, :k] = scores[unsure].sort(dim=1, descending=True, stable=True).indices[:, :k]
     return columns[:, :k].sort(dim=1).values
 
 

@@ -17,13 +17,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from retrieval.ann import IndexKind
-from retrieval.mol_candidates import ByComponent, ByMean
+from retrieval.mol_candidates import ByComponent, ByGate, ByMean
 from retrieval.mol_index import Block, MixtureIndex
 from retrieval.scorer import Rows, Scores
 from retrieval.searcher import Ranking, Searcher, Stopwatch, check_budget
 
 TOLERANCE = 1e-5  # of a logit's range: how far single precision is taken to be off at first
-SEEDS = 256  # items scored before the bounds are looked at, by the mean of their logits
+SEEDS = 256  # items scored first, by the mean of their logits
+AVERAGE = 512  # items scored after these, by the mean of their logits with the weights that the first ones had
 DENSE = 0.7  # share of a chunk from which on gathering what is left costs more than evaluating all of it
 
 
@@ -126,6 +127,11 @@ class MixtureSearcher(Searcher):
                 return found, rows, exact
             tolerance = 4 * error
 
+    def _no_bound(self, block: Block, scored: int) -> Tensor:
+        """(b,) the largest logit that there can be, unless all items are scored."""
+        bound = self._index.highest + self._index.rounding if scored < self._index.num_items else -torch.inf
+        return torch.full((len(block),), bound, device=block.rows.device)
+
     def _scored(self, block: Block, rows: Sequence[Tensor], bounds: Tensor) -> Found:
         """Scores the given rows of each query."""
         sizes = torch.tensor([len(some) for some in rows], device=bounds.device)
@@ -156,56 +162,57 @@ class BruteForce(MixtureSearcher):
 class ExactMoL(MixtureSearcher):
     """The same results as brute force, with the gate evaluated only where it can matter (RAILS Algorithm 1).
 
-    The first pass scores the items of the largest mean logits: the k-th of these scores is a threshold. The second one
-    computes all logits, chunk by chunk, and evaluates the gate for the items whose largest logit reaches the threshold,
-    which rises as better items come. The result is certified: every item left out has a bound below the k-th score.
+    The first pass is that of `TopKGate`: the k-th of its scores is a threshold. The second one computes all logits,
+    chunk by chunk, and evaluates the gate for the items whose largest logit reaches the threshold; bounds that leave
+    out next to nothing in a chunk, for all queries, are not looked at in the next ones. The result is certified: every
+    item left out has a bound below the k-th score.
 
     Args:
-        seeds: items of the first pass, at least k of them in any case.
+        seeds: items of the first pass by mean logits.
+        average: items of the first pass by weighted logits, at least k of them in any case.
         memory: MiB that a search may use besides the representations.
     """
 
-    def __init__(self, seeds: int = SEEDS, memory: int = 64) -> None:
+    def __init__(self, seeds: int = SEEDS, average: int = AVERAGE, memory: int = 64) -> None:
         super().__init__(memory)
-        if seeds < 1:
-            raise ValueError(f"seeds must be at least 1, got {seeds}")
-        self.seeds = seeds
+        if min(seeds, average) < 1:
+            raise ValueError(f"seeds and average must be at least 1, got {seeds} and {average}")
+        self.seeds, self.average = seeds, average
 
     @classmethod
     def tiny(cls, stage: Any, budget: int) -> Self:
         """See `Searcher.tiny`; it scores what it has to."""
-        return cls(seeds=1)
+        return cls(seeds=1, average=1)
 
     def prepare(self, watch: Stopwatch) -> None:
         """Also averages each item's components."""
         super().prepare(watch)
         with watch.step("mean components"):
-            self._by_mean = ByMean(self._index)
+            self._by_gate = ByGate(self._index)
 
     def find(self, block: Block, k: int, tolerance: float) -> Found:
         """See `MixtureSearcher.find`."""
         index = self._index
-        scores = torch.full((len(block), index.num_items), -torch.inf, device=block.rows.device)
-        seeds = self._by_mean(block, min(max(k, self.seeds), index.num_items))
-        scores.scatter_(1, seeds, index.score(block, seeds))
-        best = scores.gather(1, seeds).topk(k, dim=1).values
+        rows, known = self._by_gate(block, self.seeds, max(k, self.average))
+        scores = torch.full((len(block), index.num_items), -torch.inf, device=rows.device).scatter_(1, rows, known)
+        threshold = known.topk(k, dim=1).values[:, -1:] - tolerance
         left = scores.new_full((len(block),), -torch.inf)
+        hopeless = False
         for start, stop in index.chunks(block):
-            logits = index.logits(block, start, stop)
-            bounds = logits.amax(dim=0) + index.rounding
-            known = scores[:, start:stop]
-            seen = ~known.isneginf()
-            there = (bounds >= best[:, -1:] - tolerance) & ~seen
+            logits, part = index.logits(block, start, stop), scores[:, start:stop]
+            if hopeless:
+                part.copy_(index.mix(block.gate, logits, start))
+                continue
+            bounds = logits.amax(dim=2) + index.rounding
+            there = bounds >= threshold
             dense = (there.sum(dim=1) > DENSE * (stop - start)).nonzero()[:, 0]
+            hopeless = len(dense) == len(block)
             if len(dense):
-                gate = None if block.gate is None else block.gate[:, dense]
-                known[dense] = index.mix(gate, logits[:, dense], start)
+                gate = None if block.gate is None else block.gate[dense]
+                part[dense] = index.mix(gate, logits[dense], start)
                 there[dense] = False
-            places, columns = there.nonzero(as_tuple=True)
-            if len(places):
-                known[places, columns] = index.mix_some(block, logits, start, places, columns)
-            best = torch.cat([best, known.masked_fill(seen, -torch.inf)], dim=1).topk(k, dim=1).values
-            left = torch.maximum(left, bounds.masked_fill(~known.isneginf(), -torch.inf).amax(dim=1))
+            part[there] = index.mix_some(block, logits, start, there)
+            left = torch.maximum(left, bounds.masked_fill(~part.isneginf(), -torch.inf).amax(dim=1))
         return Found(None, scores, left)
 
 
@@ -278,10 +285,47 @@ class TopKAvg(MixtureSearcher):
 
     def find(self, block: Block, k: int, tolerance: float) -> Found:
         """See `MixtureSearcher.find`."""
-        others = self.average < self._index.num_items
-        bound = self._index.highest + self._index.rounding if others else -torch.inf
-        bounds = torch.full((len(block),), bound, device=block.rows.device)
-        return self._scored(block, list(self._by_mean(block, self.average)), bounds)
+        return self._scored(block, list(self._by_mean(block, self.average)), self._no_bound(block, self.average))
+
+
+class TopKGate(MixtureSearcher):
+    """Scores the items of the largest logits when weighted as the gate weights those of the query's best items.
+
+    Not in the paper. The first items are those of the largest mean logits; the mean gate of the best of them stands in
+    for the gate of all others, so that finding the next ones takes one dot product a pair. Its bound says little.
+
+    Args:
+        seeds: items scored first, by their mean logits.
+        average: items scored then, by their weighted logits, at least k.
+        memory: MiB that a search may use besides the representations.
+    """
+
+    def __init__(self, seeds: int = SEEDS, average: int = AVERAGE, memory: int = 64) -> None:
+        super().__init__(memory)
+        self.seeds, self.average = seeds, average
+
+    @classmethod
+    def tiny(cls, stage: Any, budget: int) -> Self:
+        """See `Searcher.tiny`."""
+        return cls(1, budget)
+
+    def check(self, k: int) -> None:
+        """See `MixtureSearcher.check`."""
+        super().check(k)
+        num_items = len(self.task.collection.items)
+        check_budget(self.seeds, 1, num_items)
+        check_budget(self.average, k, num_items)
+
+    def prepare(self, watch: Stopwatch) -> None:
+        """Also averages each item's components."""
+        super().prepare(watch)
+        with watch.step("mean components"):
+            self._by_gate = ByGate(self._index)
+
+    def find(self, block: Block, k: int, tolerance: float) -> Found:
+        """See `MixtureSearcher.find`."""
+        rows, scores = self._by_gate(block, self.seeds, self.average)
+        return Found(rows, scores, self._no_bound(block, rows.shape[1]))
 
 
 class CombTopK(MixtureSearcher):

@@ -85,12 +85,12 @@ def test_the_gate_of_search_is_that_of_training(config: MixtureConfig) -> None:
         parameter.copy_(3 * torch.randn_like(parameter))
     raw_q, raw_x = torch.randn(4, 8), torch.randn(5, 12)
     queries, items = head.queries(raw_q), head.items(raw_x)
-    logits = torch.einsum("bnd,kmd->nmbk", queries["components"], items["components"]).flatten(0, 1) / head.temperature
+    logits = torch.einsum("bnd,kmd->bknm", queries["components"], items["components"]).flatten(2) / head.temperature
     order = torch.randperm(6)
     gate = head.gate.reordered(order)
-    query = None if gate.query is None else gate.query(raw_q).T[..., None]
-    item = None if gate.item is None else gate.item(raw_x).T[:, None]
-    scores = gate.scores(logits[order], query, item)
+    query = None if gate.query is None else gate.query(raw_q)[:, None]
+    item = None if gate.item is None else gate.item(raw_x)
+    scores = gate.scores(logits[..., order], query, item)
     torch.testing.assert_close(scores, head.score(queries, items)[0], atol=1e-4, rtol=1e-4)
 
 

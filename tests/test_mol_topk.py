@@ -20,13 +20,22 @@ from retrieval import mol_index, vector_database
 from retrieval.ann import HNSW, Flat, IndexKind
 from retrieval.evaluation import evaluate
 from retrieval.mol_index import largest
-from retrieval.mol_topk import BoundedRanking, BruteForce, CombTopK, ExactMoL, MixtureSearcher, TopKAvg, TopKPerEmbd
+from retrieval.mol_topk import (
+    BoundedRanking,
+    BruteForce,
+    CombTopK,
+    ExactMoL,
+    MixtureSearcher,
+    TopKAvg,
+    TopKGate,
+    TopKPerEmbd,
+)
 from retrieval.scorer import Scorer
 from retrieval.searcher import SearchTask
 from retrieval.vector_database import Qdrant
 
 Doubles = NDArray[np.float64]
-METHODS: list[type[MixtureSearcher]] = [BruteForce, ExactMoL, TopKPerEmbd, TopKAvg, CombTopK]
+METHODS: list[type[MixtureSearcher]] = [BruteForce, ExactMoL, TopKPerEmbd, TopKAvg, CombTopK, TopKGate]
 
 
 class Given:
@@ -77,23 +86,30 @@ def silu(x: Doubles) -> Doubles:
     return x * (0.5 + 0.5 * np.tanh(x / 2))
 
 
-def formula(task: SearchTask) -> Doubles:
-    """(B, N) scores, one pair after the other, straight from the paper."""
+def mixtures(task: SearchTask) -> tuple[Doubles, Doubles]:
+    """(B, N, P) gates and logits, one pair after the other, straight from the paper."""
     made = task.scorer.represented
     assert made is not None
     head: MoLHead = made.similarity.head
     weights = {name: value.detach().double().numpy() for name, value in head.gate.named_parameters()}
     q, x = ({name: part.double().numpy() for name, part in reps.items()} for reps in (made.queries, made.items))  # type: ignore[union-attr]
-    scores = np.empty((len(q["components"]), len(x["components"])))
-    for b in range(scores.shape[0]):
-        for i in range(scores.shape[1]):
-            logits = np.array([f @ g / head.temperature for f in q["components"][b] for g in x["components"][i]])
-            gating = weights["cross_out.weight"] @ silu(weights["cross_in.weight"] @ logits + weights["cross_in.bias"])
-            gating += weights["cross_out.bias"]
-            if "gate" in q:
-                gating += q["gate"][b] * x["gate"][i]
-            unnormalised = np.exp(silu(gating) - silu(gating).max())
-            scores[b, i] = (unnormalised / unnormalised.sum()) @ logits
+    shape = (len(q["components"]), len(x["components"]), q["components"].shape[1] * x["components"].shape[1])
+    gates, all_logits = np.empty(shape), np.empty(shape)
+    for b, i in np.ndindex(shape[:2]):
+        logits = np.array([f @ g / head.temperature for f in q["components"][b] for g in x["components"][i]])
+        gating = weights["cross_out.weight"] @ silu(weights["cross_in.weight"] @ logits + weights["cross_in.bias"])
+        gating += weights["cross_out.bias"]
+        if "gate" in q:
+            gating += q["gate"][b] * x["gate"][i]
+        unnormalised = np.exp(silu(gating) - silu(gating).max())
+        gates[b, i], all_logits[b, i] = unnormalised / unnormalised.sum(), logits
+    return gates, all_logits
+
+
+def formula(task: SearchTask) -> Doubles:
+    """(B, N) scores."""
+    gates, logits = mixtures(task)
+    scores: Doubles = (gates * logits).sum(axis=2)
     return scores
 
 
@@ -135,7 +151,7 @@ def test_exact_is_brute_force_and_certified(data: st.DataObject) -> None:
     rows, scores = expected(formula(task), k)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mol_index, "CHUNK", draw(st.sampled_from([2, 7, 2048]), "chunk"))
-        for searcher in (BruteForce(), ExactMoL(seeds=1), ExactMoL()):
+        for searcher in (BruteForce(), ExactMoL(1, 1), ExactMoL()):
             found = run(searcher, task, k)
             np.testing.assert_array_equal(found.items, rows)
             np.testing.assert_array_equal(found.scores, scores)
@@ -148,7 +164,7 @@ def test_the_certificate_is_true(chunk: int, vectors: bool) -> None:
     """A certificate nobody checks: the bound must hold for every item left out, and items must have been left out."""
     task = problem(3, 5, 200, (1, 2, 4), 2.0, vectors)
     scores = formula(task)
-    searcher = ExactMoL(seeds=1)
+    searcher = ExactMoL(5, 5)
     ranking = run(searcher, task, 5)
     np.testing.assert_array_equal(ranking.items, expected(scores, 5)[0])
     assert ranking.certified.all() and (ranking.calls < 200).all()
@@ -182,11 +198,17 @@ def test_heuristics_score_the_items_they_name(chunk: int, copies: int) -> None:
     logits = np.einsum("bnd,xmd->bnmx", q, x).reshape(5, 6, 40)
     tops = [set(np.argsort(-row, axis=1, kind="stable")[:, :3].flatten().tolist()) for row in logits.round(6)]
     means = np.argsort(-logits.mean(axis=1).round(6), axis=1, kind="stable")[:, :9]
-    scores = formula(task)
+    gates, weighted = mixtures(task)
+    scores = (gates * weighted).sum(axis=2)
+    seeds = np.argsort(-logits.mean(axis=1).round(6), axis=1, kind="stable")[:, :5]
+    gated = np.einsum("bip,bp->bi", weighted, np.take_along_axis(gates, seeds[..., None], axis=1).mean(axis=1))
+    np.put_along_axis(gated, seeds, -np.inf, axis=1)
+    second = np.argsort(-gated.round(6), axis=1, kind="stable")[:, :4]
     for searcher, candidates in (
         (TopKPerEmbd(3), tops),
         (TopKAvg(9), [set(row) for row in means.tolist()]),
         (CombTopK(3, 9), [top | set(row) for top, row in zip(tops, means.tolist(), strict=True)]),
+        (TopKGate(5, 4), [set(row) for row in np.concatenate([seeds, second], axis=1).tolist()]),
     ):
         found = run(searcher, task, 3)
         assert found.calls.tolist() == [len(some) for some in candidates]
@@ -219,10 +241,10 @@ def test_blocks_do_not_change_results() -> None:
         np.testing.assert_array_equal(found.scores, whole.scores)
 
 
-@given(st.integers(0, 99), st.integers(1, 9))
-def test_largest_breaks_ties_by_column(seed: int, k: int) -> None:
+@given(st.integers(0, 99), st.integers(1, 9), st.sampled_from([9, 333]), st.sampled_from([4, 4000]))
+def test_largest_breaks_ties_by_column(seed: int, k: int, number: int, values: int) -> None:
     """torch.topk keeps any of several equal scores, and another one on another machine."""
-    scores = np.random.default_rng(seed).integers(0, 4, (5, 9)).astype(np.float32)
+    scores = np.random.default_rng(seed).integers(0, values, (5, number)).astype(np.float32)
     plain = np.sort(np.argsort(-scores, axis=1, kind="stable")[:, :k], axis=1)
     np.testing.assert_array_equal(largest(torch.from_numpy(scores), k).numpy(), plain)
 
@@ -319,7 +341,7 @@ def test_a_database_is_filled_once() -> None:
 def test_metrics_say_certificate_gap_and_share_of_gates() -> None:
     """Without them a run of a heuristic looks like an exact one."""
     task = problem(3, 5, 200, (1, 2, 4), 2.0)
-    for searcher in (ExactMoL(seeds=1), TopKAvg(9)):
+    for searcher in (ExactMoL(1, 1), TopKAvg(9)):
         ranking = run(searcher, task, 5)
         notes = evaluate(task, searcher, 5, ["R@5"]).summary["notes"]
         assert notes["certified"]["mean"] == ranking.certified.mean()
