@@ -1,6 +1,6 @@
 """Every released checkpoint on every data set at hand, and the pages made of it: docs/zoo.md and docs/zoo.html.
 
-    python -m benchmarks.zoo                 measure what is missing, then write the pages
+    python -m benchmarks.zoo                 measure what is missing, then write the pages; --only names data sets
     python -m benchmarks.zoo --render        only write the pages
     python -m benchmarks.zoo --check         fail if the pages are not those of the measured figures
 
@@ -31,6 +31,7 @@ from models.backbone import MINILM
 from retrieval.run_files import read_run, write_text
 
 ZOO = Path("docs") / "zoo"
+STORES = Path("out") / "zoo"
 QUERIES, DEPTH = 100, 64
 FIRST_STAGE = "checkpoints/wordnet-de"
 KEPT = ("accuracy", "nDCG@10", "R@64")
@@ -52,6 +53,16 @@ class Job:
     system: str
     words: tuple[str, ...]
     weights: Path | None = None
+
+    @property
+    def stores(self) -> list[str]:
+        """Options that keep items' representations, which several systems and a run after a killed one share."""
+        found = []
+        if "--checkpoint" in self.words:
+            found += ["--store", str(STORES / self.data / self.system)]
+        if FIRST_STAGE in self.words[self.words.index("--search") :]:
+            found += ["--search.first_stage.store", str(STORES / self.data / Path(FIRST_STAGE).name)]
+        return found
 
     @property
     def file(self) -> Path:
@@ -111,14 +122,15 @@ def measure(job: Job) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         output = Path(scratch) / job.system
         command = ["run", *job.words, "--queries", str(QUERIES)]
+        hidden = [*job.stores, "--output", str(output)]
         sys.argv = ["evaluate.py", *command]
         try:
-            evaluate.main([*command, "--output", str(output)])
+            evaluate.main([*command, *hidden])
         except ValueError as error:
             if "cannot evaluate" not in str(error):  # fewer queries than that: all of them
                 raise
             sys.argv = ["evaluate.py", *command[:-2]]
-            evaluate.main([*command[:-2], "--output", str(output)])
+            evaluate.main([*command[:-2], *hidden])
         keep(job, output)
 
 
@@ -155,12 +167,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--render", action="store_true", help="only write the pages")
     parser.add_argument("--check", action="store_true", help="fail if the pages are not those of the measured figures")
+    parser.add_argument("--only", nargs="+", default=None, metavar="DATA", help="measure on these data sets alone")
     options = parser.parse_args()
     if options.check:
         stale = [str(path) for path, text in pages().items() if not path.is_file() or path.read_text() != text]
         sys.exit(f"error: {', '.join(stale)}: not as measured; run `make zoo`" if stale else 0)
     if not options.render:
-        missing = [job for job in jobs() if not job.is_done()]
+        missing = [job for job in jobs() if not job.is_done() and job.data in (options.only or data_sets())]
         width = shutil.get_terminal_size().columns
         for number, job in enumerate(missing, start=1):
             print(f"[{number}/{len(missing)}] {job.system} on {job.data}"[:width], flush=True)

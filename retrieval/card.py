@@ -187,8 +187,7 @@ def _use(config: dict[str, Any], name: str, about: About) -> str:
             "",
             f'model = LearnedSimilarity.from_pretrained("{name}")',
             'known = model.arguments["item_ids"][:5]',
-            'history = History.of("me", known[:3], times=[0, 60, 120])  # ids of items, oldest first; seconds',
-            "print(model.rank(history, [Item(name, name) for name in known]))",
+            'print(model.rank(History.of("me", known[:3], [0, 60, 120]), [Item(name, name) for name in known]))',
         ]
     return "```python\n" + "\n".join(lines) + "\n```"
 

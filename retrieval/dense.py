@@ -22,11 +22,13 @@ class Dense(FirstStage):
     Args:
         checkpoint: folder of a checkpoint whose similarity is an inner product, or of a Hugging Face encoder.
         ann: how the vectors are searched.
+        store: folder that keeps the items' vectors from run to run; None: in memory only.
     """
 
-    def __init__(self, checkpoint: str | Path, ann: IndexKind | None = None) -> None:
+    def __init__(self, checkpoint: str | Path, ann: IndexKind | None = None, store: Path | None = None) -> None:
         self.checkpoint = checkpoint
         self.ann = ann or Flat()
+        self.store = store
         self._similarity: LearnedSimilarity | None = None
         self._searched: Any = None
         self._indexed: Collection | None = None
@@ -63,7 +65,8 @@ class Dense(FirstStage):
         if self.checkpoint and self._indexed is collection:
             return
         self.num_items = len(collection.items)
-        self.items = _vectors(encode_items(self.similarity, collection.items))
+        key = f"{self.similarity.weights_sha256} float32"
+        self.items = _vectors(encode_items(self.similarity, collection.items, self.store, key))
         self._queries = _vectors(encode_queries(self.similarity, collection.queries))
         self._searched = self.ann.build(self.items)
         self._indexed = collection

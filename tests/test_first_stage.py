@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.metrics.pairwise import cosine_similarity
 
-from datamodules.records import Collection, Item, Query
+from datamodules.records import Collection, DataError, Item, Query
 from models.cross_encoder import CrossEncoder
 from models.dual_encoder import DualEncoder
 from retrieval.ann import HNSW, IVF, Flat
@@ -101,6 +103,24 @@ def test_a_cross_encoder_is_no_vector_index(tmp_path: object) -> None:
     """Only an inner product may be handed to faiss."""
     with pytest.raises(TypeError, match="no inner product"):
         Dense.of(CrossEncoder.tiny()).index(toy_collection())
+
+
+def test_a_store_keeps_the_vectors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that is written and never read costs disk; one that is read for other weights gives another's vectors."""
+    model = DualEncoder.tiny()
+    model.save_pretrained(tmp_path / "one")
+    with torch.no_grad():
+        next(model.parameters()).mul_(2)
+    model.save_pretrained(tmp_path / "two")
+    collection = toy_collection()
+    made = Dense(tmp_path / "one", store=tmp_path / "store")
+    made.index(collection)
+    again = Dense(tmp_path / "one", store=tmp_path / "store")
+    monkeypatch.setattr(again.similarity, "encode_items", None)  # a call fails
+    again.index(collection)
+    np.testing.assert_array_equal(again.items, made.items)
+    with pytest.raises(DataError, match="checkpoint"):
+        Dense(tmp_path / "two", store=tmp_path / "store").index(collection)
 
 
 def test_approximate_indices_find_most() -> None:
