@@ -338,8 +338,8 @@ class _Handler(BaseHTTPRequestHandler):
                 if value["oid"] not in self.server.large:
                     return self._answer({"error": f"LFS object {value['oid']} was not uploaded"}, 400)
                 files[value["path"]] = self.server.large[value["oid"]]
-            elif entry["key"] == "deletedFile":
-                files.pop(value["path"], None)
+            elif entry["key"] == "deletedFile" and files.pop(value["path"], None) is None:
+                return self._missing("EntryNotFound")
         commit = repo.commit(files, branch)
         self._answer({"success": True, "commitOid": commit, "commitUrl": f"{self.server.url}/{name}/commit/{commit}"})
 

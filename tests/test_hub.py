@@ -160,9 +160,44 @@ def test_what_is_pushed_is_what_is_pulled(hub: Hub, client: Client, checkpoint: 
 def test_a_dry_run_shows_and_sends_nothing(hub: Hub, client: Client, checkpoint: Path) -> None:
     """Somebody who only looks must not publish."""
     client.hub("push", checkpoint, "me/dry", "--dry-run", "--public")
-    assert hub.requests == [] and "me/dry" not in hub.repos
+    assert [r for r in hub.requests if not r.startswith("GET ")] == [] and "me/dry" not in hub.repos
     assert "public if it is new" in client.printed and "model.safetensors" in client.printed
     assert "## Limits" in client.printed and "model-index:" in client.printed
+    hub.faults.append(Fault("/api/", 403))
+    client.hub("push", checkpoint, "me/dry", "--dry-run")
+    assert "what the commit would delete is not known: looking at me/dry failed: 403" in client.printed
+
+
+def test_a_push_leaves_no_file_of_an_earlier_one(hub: Hub, client: Client, checkpoint: Path, tmp_path: Path) -> None:
+    """A tokenizer or an index that stays behind from other weights is loaded with the new ones, without an error."""
+    for name in ("graph", "cur"):
+        (tmp_path / f"{name}.npy").write_bytes(name.encode() * 500)
+    client.hub("push", checkpoint, "me/again", "--include-index", tmp_path / "graph.npy", tmp_path / "cur.npy")
+    repo: Repo = hub.repos["me/again"]
+    theirs = {".gitattributes": b"*.npy filter=lfs\n", "LICENSE": b"theirs"}
+    repo.commit({**repo.commits[repo.branches["main"]], **theirs})
+    client.hub("push", checkpoint, "me/again@v2", "--include-index", tmp_path / "cur.npy", "--dry-run")
+    assert "deleted" in client.printed and "  index/graph.npy\n" in client.printed
+    assert len(repo.commits) == 3, "a dry run changed something"
+    client.hub("push", checkpoint, "me/again@v2", "--include-index", tmp_path / "cur.npy")
+    assert len(repo.commits) == 4
+    ours = {path.relative_to(checkpoint).as_posix() for path in checkpoint.rglob("*")} | {"README.md"}
+    assert repo.commits[repo.branches["v2"]].keys() == ours | theirs.keys() | {"index/cur.npy"}
+    assert "index/graph.npy" in repo.commits[repo.branches["main"]]
+    hub.add("me/other", {"manifest.json": b"{", "old.txt": b"not ours, as far as is known"})
+    client.hub("push", checkpoint, "me/other")
+    assert "old.txt" in hub.repos["me/other"].commits[hub.repos["me/other"].branches["main"]]
+
+
+def test_two_files_of_one_name_are_not_published(client: Client, checkpoint: Path, tmp_path: Path) -> None:
+    """One of two graphs would be lost on the way; and a name without an owner is another repository's."""
+    for folder in ("a", "b"):
+        (tmp_path / folder / "graph").mkdir(parents=True)
+        (tmp_path / folder / "graph" / "n.npy").write_bytes(folder.encode())
+    with pytest.raises(RuntimeError, match=r"two files would become index/graph/n\.npy"):
+        client.hub("push", checkpoint, "me/twice", "--include-index", *tmp_path.glob("*/graph"))
+    with pytest.raises(RuntimeError, match="has no owner; expected org/name"):
+        client.hub("push", checkpoint, "tiny")
 
 
 def test_an_empty_section_is_not_published(client: Client, checkpoint: Path, tmp_path: Path) -> None:
