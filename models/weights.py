@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from models.unpickle import load_tensors
 
@@ -20,23 +23,55 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         FileNotFoundError: there is no such file.
         ValueError: it is damaged, or holds more than tensors.
     """
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} is missing; fetch it again")
     if path.suffix == ".safetensors":
         check_header(path)
         return load_file(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is missing; fetch it again")
     return load_tensors(path)
 
 
-def check_header(path: Path) -> None:
+class Bounded(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """No more numbers are made in this block than a file's weights account for, whatever its configuration claims.
+
+    Args:
+        where: the file, for the message.
+        most: how many.
+        device: where they are counted; tensors on meta take no memory, but show what a model would take.
+    """
+
+    def __init__(self, where: Path, most: int, device: str = "cpu") -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.where, self.most, self.device, self.made = where, most, torch.device(device), 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Counts before the memory is taken."""
+        kwargs = kwargs or {}
+        if func._schema.arguments and func._schema.arguments[0].name == "size":
+            if torch.device(kwargs.get("device") or "cpu") == self.device:
+                self.made += math.prod(args[0])
+            if self.made > self.most:
+                raise ValueError(
+                    f"{self.where} asks for more than {self.most:,} numbers, which the weights do not hold"
+                )
+        return func(*args, **kwargs)
+
+
+def check_header(path: Path) -> int:
     """Reads the header of a .safetensors file, which has to agree with the file's size; no tensor is read.
 
+    Returns:
+        How many numbers its tensors hold.
+
     Raises:
+        FileNotFoundError: there is no such file.
         ValueError: it is damaged or claims more than there is.
     """
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is missing; fetch it again")
     try:
-        with safe_open(path, framework="pt"):
-            pass
+        with safe_open(path, framework="pt") as file:
+            return sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118  no mapping
     except SafetensorError as error:
         raise ValueError(f"{path} is not a whole safetensors file ({error}); fetch it again") from error
 
@@ -68,6 +103,15 @@ def fill(places: Mapping[str, nn.Module], tensors: Mapping[str, Tensor], path: P
         f"{prefix}{name}": value for prefix, module in places.items() for name, value in module.named_parameters()
     }
     copy_all(wanted, tensors, path)
+
+
+def reshaped(tensors: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors in the shapes of the places of the same names, where only dimensions of 1 differ."""
+    found = dict(tensors)
+    for name in wanted.keys() & tensors.keys():
+        if tensors[name].squeeze().shape == wanted[name].squeeze().shape:
+            found[name] = tensors[name].reshape(wanted[name].shape)
+    return found
 
 
 def copy_all(wanted: Mapping[str, Tensor], tensors: Mapping[str, Tensor], path: Path) -> None:
