@@ -214,8 +214,8 @@ def problems(folder: Path, whole: bool = True) -> list[str]:
 
 
 def _checked(folder: Path) -> Path:
-    for path in folder.glob("*.json"):
-        if (size := path.stat().st_size) > MOST_SETTINGS:
+    for path in folder.rglob("*.json"):
+        if path.is_file() and (size := path.stat().st_size) > MOST_SETTINGS:
             raise ValueError(
                 f"{path} has {size:,} bytes, expected settings of at most {MOST_SETTINGS:,}; it is refused"
             )
@@ -269,6 +269,8 @@ def advice(error: BaseException) -> str:
     for link in chain:
         if (response := getattr(link, "response", None)) is not None:
             return _of_status(link, response)
+    if re.search(r"\bxet", str(error), re.IGNORECASE):
+        return f"Xet, by which the client sends large files, broke off; HF_HUB_DISABLE_XET=1 does without it ({error})"
     names = {base.__name__ for link in chain for base in type(link).__mro__}
     if "OfflineModeIsEnabled" in names or constants.is_offline_mode():
         return "HF_HUB_OFFLINE is set, and the cache does not have all of it; unset it and fetch it once"

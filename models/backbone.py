@@ -298,7 +298,7 @@ def _transformer(folder: Path, config: Any, name: str) -> Any:
         )
     weights, settings = folder / "model.safetensors", {"attn_implementation": "sdpa", "trust_remote_code": False}
     with _readable(name, "weights"):
-        with Bounded(folder / "config.json", 2 * check_header(weights), "meta"), torch.device("meta"):
+        with Bounded(folder, weights.stat().st_size, "meta"), torch.device("meta"):
             AutoModel.from_config(config, **settings)  # type: ignore[no-untyped-call]
         model, found = AutoModel.from_pretrained(
             folder, config=config, use_safetensors=True, dtype=torch.float32, output_loading_info=True, **settings

@@ -23,20 +23,20 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         FileNotFoundError: there is no such file.
         ValueError: it is damaged, or holds more than tensors.
     """
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is missing; fetch it again")
     if path.suffix == ".safetensors":
         check_header(path)
         return load_file(path)
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} is missing; fetch it again")
     return load_tensors(path)
 
 
 class Bounded(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """No more numbers are made in this block than a file's weights account for, whatever its configuration claims.
+    """No more numbers are made in this block than its files account for, whatever a configuration claims.
 
     Args:
-        where: the file, for the message.
-        most: how many.
+        where: the model, for the message.
+        most: how many; a file has at least a byte for each of its own.
         device: where they are counted; tensors on meta take no memory, but show what a model would take.
     """
 
@@ -52,26 +52,21 @@ class Bounded(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.made += math.prod(args[0])
             if self.made > self.most:
                 raise ValueError(
-                    f"{self.where} asks for more than {self.most:,} numbers, which the weights do not hold"
+                    f"the configuration of {self.where} asks for more than {self.most:,} numbers, which its files do "
+                    "not hold; it is refused"
                 )
         return func(*args, **kwargs)
 
 
-def check_header(path: Path) -> int:
+def check_header(path: Path) -> None:
     """Reads the header of a .safetensors file, which has to agree with the file's size; no tensor is read.
 
-    Returns:
-        How many numbers its tensors hold.
-
     Raises:
-        FileNotFoundError: there is no such file.
         ValueError: it is damaged or claims more than there is.
     """
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} is missing; fetch it again")
     try:
-        with safe_open(path, framework="pt") as file:
-            return sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118  no mapping
+        with safe_open(path, framework="pt"):
+            pass
     except SafetensorError as error:
         raise ValueError(f"{path} is not a whole safetensors file ({error}); fetch it again") from error
 

@@ -116,7 +116,8 @@ class _Handler(BaseHTTPRequestHandler):
         parts = urlsplit(self.path)
         self.query = parse_qs(parts.query)
         self.words = [unquote(word) for word in parts.path.strip("/").split("/")]
-        self.server.requests.append(f"{self.command} {parts.path}")
+        wanted = f" {self.headers['Range']}" if self.headers.get("Range") else ""
+        self.server.requests.append(f"{self.command} {parts.path}{wanted}")
         if self._fault(parts.path):
             return
         try:

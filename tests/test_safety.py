@@ -232,7 +232,7 @@ def test_settings_without_an_end_are_refused(checkpoint: Path) -> None:
         LearnedSimilarity.from_pretrained(checkpoint)
 
 
-@pytest.mark.parametrize("place", ["backbone", "checkpoint"])
+@pytest.mark.parametrize("place", ["backbone", "checkpoint", "released"])
 def test_a_config_that_claims_more_than_the_weights_hold_is_refused(
     place: str, checkpoint: Path, tmp_path: Path
 ) -> None:
@@ -241,12 +241,20 @@ def test_a_config_that_claims_more_than_the_weights_hold_is_refused(
     if place == "backbone":
         _patch(_backbone(tmp_path / "b") / "config.json", vocab_size=200_000_000)
         load: Callable[[], Any] = lambda: CrossEncoder(BackboneConfig(str(tmp_path / "b")), TokenConfig(24, 24))  # noqa: E731
+    elif place == "released":
+        from tests.test_hypencoder_released import released
+
+        released(tmp_path / "h", do_residual=False)
+        found = json.loads((tmp_path / "h" / "config.json").read_text())
+        found["query_encoder_kwargs"]["converter_kwargs"]["vector_dimensions"][1:-1] = [10_000_000, 10_000_000]
+        _patch(tmp_path / "h" / "config.json", **found)
+        load = lambda: LearnedSimilarity.from_pretrained(tmp_path / "h")  # noqa: E731
     else:
         arguments = json.loads((checkpoint / "config.json").read_text())["arguments"]
         arguments["backbone"]["lora"] = {"rank": 10_000_000}
         _patch(checkpoint / "config.json", arguments=arguments)
         load = lambda: LearnedSimilarity.from_pretrained(checkpoint)  # noqa: E731
-    with pytest.raises(ValueError, match=r"config\.json asks for more than .* numbers, which the weights do not hold"):
+    with pytest.raises(ValueError, match=r"asks for more than .* numbers, which its files do not hold"):
         load()
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < EXTRA_MEMORY
 
