@@ -189,7 +189,7 @@ def matrix(
     """Scores queries with all items exactly, resumably: the oracle for Top-k-Recall.
 
     Args:
-        checkpoint: a checkpoint folder.
+        checkpoint: as in ``run``.
         data: the data; its test split must be one collection.
         output: file to write, for example out/noun.event.safetensors.
         queries: a fixed random sample of so many queries; None: all.
@@ -229,7 +229,7 @@ def teach(
     """Writes what a checkpoint thinks of retrieved and random items, for training others on it (`Distillation`).
 
     Args:
-        checkpoint: the teacher: a checkpoint folder.
+        checkpoint: the teacher; as in ``run``.
         data: the data; every collection of the split is written.
         output: folder for one file a block of queries; a killed run goes on where it was.
         first_stage: what retrieves; BM25 if none is given.

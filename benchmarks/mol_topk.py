@@ -40,7 +40,8 @@ from torch.nn import functional as F
 from datamodules.records import Collection, Item, Query
 from datamodules.reps import Ragged
 from datamodules.wordnet import find_wordnet, load_wordnet
-from losses.mixture import MutualInformation, sampled_softmax
+from losses import MutualInformation
+from losses.ranking import softmax_cross_entropy
 from models.backbone import BackboneConfig, Encoder, load_tokenizer
 from models.mixture import MixtureConfig, MoLHead
 from models.tokens import TextEncoder, TokenConfig
@@ -131,7 +132,10 @@ def prepare(shape: Shape, options: argparse.Namespace) -> None:
         drawn = torch.cat([gold[rows], torch.randint(len(items), (NEGATIVES,))])
         scores, gates = head.score(head.queries(queries[rows]), head.items(items[drawn]))
         own = torch.arange(64)
-        loss = sampled_softmax(scores[own, own], scores[:, 64:], drawn[64:] == gold[rows][:, None])
+        listed = torch.cat([scores[own, own, None], scores[:, 64:]], dim=1)
+        labels = F.one_hot(torch.zeros_like(own), listed.shape[1])
+        hits = F.pad(drawn[64:] == gold[rows][:, None], (1, 0))
+        loss = softmax_cross_entropy(listed, labels, ~hits)
         loss = loss + gate_loss(gates[own, :, own])
         optimizer.zero_grad()
         loss.backward()

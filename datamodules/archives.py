@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
+import io
 import shutil
 import tarfile
 import tempfile
 import zipfile
+import zlib
 from pathlib import Path, PurePosixPath
+from typing import IO, Any
 
 ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz")
 MOST_BYTES = 50_000_000_000
 MOST_FILES = 10_000
+MOST_HEADER = 64_000  # bytes of a name or note in a .tar; tarfile also reads a file's content in smaller pieces
 MOST_RATIO = 100  # weights hardly compress; a small file that claims to hold very much is made to fill a disk
 
 
@@ -43,6 +48,7 @@ def unpacked(archive: Path) -> Path:
                 OSError,
                 RuntimeError,
                 NotImplementedError,
+                zlib.error,
             ) as error:
                 raise ValueError(f"{archive}: cannot be unpacked ({error}); fetch it again") from error
             whole.replace(folder)
@@ -63,14 +69,33 @@ def _unzip(archive: Path, folder: Path) -> None:
                 shutil.copyfileobj(source, target)
 
 
+class _Pieces(io.RawIOBase):
+    """A file that is read in small pieces alone: tarfile takes a header's word for the length of what it reads next."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        return self._file.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def read(self, size: int = -1) -> bytes:
+        if not 0 <= size <= MOST_HEADER:
+            raise tarfile.ReadError(f"a header claims {size:,} bytes of names")
+        return self._file.read(size)
+
+
 def _untar(archive: Path, folder: Path) -> None:
-    with tarfile.open(archive) as found:
+    opened: Any = Path.open if archive.suffix == ".tar" else gzip.open
+    with opened(archive, "rb") as file, tarfile.open(fileobj=_Pieces(file), mode="r:") as found:
         total = 0
         for count, entry in enumerate(found, start=1):
             if not (entry.isfile() or entry.isdir()):
                 raise ValueError(f"{archive}: {entry.name!r} is a link or a device; the archive is refused")
             _check_name(archive, entry.name)
-            total += entry.size
+            total += abs(entry.size)  # a note may say that it is negative
             _check_size(archive, count, total)  # while it is read, so that an endless one is not read to its end
         found.extractall(folder, filter="data")
 

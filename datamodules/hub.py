@@ -19,7 +19,8 @@ INDEX = "index"
 
 DOCUMENTS = ("README.md", "metrics.json")
 MODEL_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "README.md")
-OLD_WEIGHTS = ("*.bin", "*.ckpt", "*.pt", "*.pth")
+OLD_WEIGHTS = ("*.bin", "*.ckpt", "*.pt", "*.pth", "HSTU-*")  # the files of RAILS have no ending
+MOST_SETTINGS = 100_000_000  # bytes of a .json: it is read as a whole, and several times
 NEVER_NEEDED = (f"{INDEX}/*", "onnx/*", "openvino/*", "*/onnx/*", "*/openvino/*", "runs/*")
 
 
@@ -173,7 +174,7 @@ def read_manifest(folder: Path) -> Mapping[str, Mapping[str, Any]]:
     try:
         files = json.loads(path.read_text(encoding="utf-8"))["files"]
         known = {str(name): {"size": int(f["size"]), "sha256": str(f["sha256"])} for name, f in files.items()}
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError) as error:
         raise ValueError(
             f"{path}: is not a manifest ({type(error).__name__}: {error}); expected "
             '{"files": {name: {"size": ..., "sha256": ...}}}; fetch it again'
@@ -213,6 +214,11 @@ def problems(folder: Path, whole: bool = True) -> list[str]:
 
 
 def _checked(folder: Path) -> Path:
+    for path in folder.rglob("*.json"):
+        if path.is_file() and (size := path.stat().st_size) > MOST_SETTINGS:
+            raise ValueError(
+                f"{path} has {size:,} bytes, expected settings of at most {MOST_SETTINGS:,}; it is refused"
+            )
     wrong = problems(folder, whole=False)
     if not wrong:
         return folder
@@ -263,6 +269,8 @@ def advice(error: BaseException) -> str:
     for link in chain:
         if (response := getattr(link, "response", None)) is not None:
             return _of_status(link, response)
+    if re.search(r"\bxet", str(error), re.IGNORECASE):
+        return f"Xet, by which the client sends large files, broke off; HF_HUB_DISABLE_XET=1 does without it ({error})"
     names = {base.__name__ for link in chain for base in type(link).__mro__}
     if "OfflineModeIsEnabled" in names or constants.is_offline_mode():
         return "HF_HUB_OFFLINE is set, and the cache does not have all of it; unset it and fetch it once"

@@ -1,6 +1,6 @@
 """Losses: scores (B, K) and targets in, a scalar out."""
 
-from losses.mixture import MutualInformation, SampledSoftmax, UserL2
+from losses.mixture import MutualInformation, UserL2
 from losses.ranking import (
     BinaryCrossEntropy,
     InBatchCrossEntropy,
@@ -25,7 +25,6 @@ __all__ = [
     "MutualInformation",
     "OtherPositivesCrossEntropy",
     "PairLoss",
-    "SampledSoftmax",
     "SoftmaxCrossEntropy",
     "SumOfLosses",
     "Targets",

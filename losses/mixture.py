@@ -1,36 +1,9 @@
-"""Losses of Mixture-of-Logits: sampled softmax, mutual information of the gates, size of the user embeddings."""
+"""Losses of Mixture-of-Logits: mutual information of the gates, size of the user embeddings."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
-
-from losses.ranking import MASKED
-
-
-def sampled_softmax(
-    positives: Tensor, negatives: Tensor, hits: Tensor | None = None, weights: Tensor | None = None
-) -> Tensor:
-    """-log softmax of each positive against its own sampled negatives (RAILS §4.1).
-
-    With the other items of the batch as negatives it is `losses.ranking.in_batch_cross_entropy`.
-
-    Args:
-        positives: (B,) scores.
-        negatives: (B, R) scores.
-        hits: (B, R) bool, True where a sampled negative is the positive itself; it does not count.
-        weights: (B,) of the rows, 0 for padding; None: all alike.
-
-    Returns:
-        Scalar, the weighted mean over rows; 0 where all weights are 0.
-    """
-    if hits is not None:
-        negatives = negatives.masked_fill(hits, MASKED)
-    rows = F.softplus(negatives.logsumexp(dim=1) - positives)
-    if weights is None:
-        return rows.mean()
-    return (rows * weights).sum() / weights.sum().clamp_min(torch.finfo(rows.dtype).tiny)
 
 
 def entropy(probabilities: Tensor) -> Tensor:
@@ -76,26 +49,6 @@ def user_l2(embeddings: Tensor) -> Tensor:
         Scalar.
     """
     return embeddings.square().sum(dim=(1, 2)).mean()
-
-
-class SampledSoftmax(nn.Module):
-    """`sampled_softmax`.
-
-    Args:
-        temperature: scores are divided by it first; Mixture-of-Logits has its own, so 1.
-    """
-
-    def __init__(self, temperature: float = 1.0) -> None:
-        super().__init__()
-        if not temperature > 0:
-            raise ValueError(f"temperature must be positive, got {temperature}")
-        self.temperature = temperature
-
-    def forward(
-        self, positives: Tensor, negatives: Tensor, hits: Tensor | None = None, weights: Tensor | None = None
-    ) -> Tensor:
-        """See `sampled_softmax`."""
-        return sampled_softmax(positives / self.temperature, negatives / self.temperature, hits, weights)
 
 
 class MutualInformation(nn.Module):

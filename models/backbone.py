@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from datamodules.hub import HubError, file_sha256, local_path
-from models.weights import check_header, read_weights
+from models.weights import Bounded, check_header, read_weights
 
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
@@ -149,9 +149,7 @@ class Encoder(nn.Module):
             settings = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), config.dropout)
         with _readable(config.name, "configuration"):
             model_config = AutoConfig.from_pretrained(folder, trust_remote_code=False, **settings)
-        model: Any = AutoModel.from_pretrained(
-            folder, config=model_config, use_safetensors=True, dtype=torch.float32, attn_implementation="sdpa"
-        )
+        model = _transformer(folder, model_config, config.name)
         if getattr(model, "pooler", None) is not None:
             model.pooler = None  # never read; its weights would only be carried along
         self.width: int = model_config.hidden_size
@@ -285,6 +283,29 @@ class Encoder(nn.Module):
         if positions is not None:
             inputs["position_ids"] = positions
         return inputs
+
+
+def _transformer(folder: Path, config: Any, name: str) -> Any:
+    """The transformer of a configuration, with the weights of the folder's model.safetensors and of no other file.
+
+    Raises:
+        ValueError: the file does not hold what config.json asks for, or other weights are named.
+    """
+    if getattr(config, "transformers_weights", None) or (folder / "adapter_config.json").exists():
+        raise ValueError(
+            f"backbone {name!r}: it names other weights than its model.safetensors (transformers_weights in "
+            "config.json, or adapter_config.json), which are not loaded; save it with all its weights in one file"
+        )
+    weights, settings = folder / "model.safetensors", {"attn_implementation": "sdpa", "trust_remote_code": False}
+    with _readable(name, "weights"):
+        with Bounded(folder, weights.stat().st_size, "meta"), torch.device("meta"):
+            AutoModel.from_config(config, **settings)  # type: ignore[no-untyped-call]
+        model, found = AutoModel.from_pretrained(
+            folder, config=config, use_safetensors=True, dtype=torch.float32, output_loading_info=True, **settings
+        )
+    if missing := sorted(key for key in found["missing_keys"] if not key.startswith("pooler.")):
+        raise ValueError(f"backbone {name!r}: {weights} has no {missing[0]}, which its config.json asks for")
+    return model
 
 
 def _with_lora(model: Any, lora: LoRA, tag_ids: tuple[int, ...]) -> Any:

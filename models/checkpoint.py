@@ -18,9 +18,11 @@ from safetensors.torch import save_file
 from datamodules.hub import file_sha256, local_path, write_manifest
 from models.backbone import Encoder, packaged, resolve_backbone
 from models.similarity import LearnedSimilarity, plain
-from models.weights import read_weights
+from models.weights import Bounded, read_weights
 
 FORMAT = 1
+SPARE = 25_000_000
+"""Numbers that a model may make besides the weights of its files: masks, positions, what is drawn."""
 
 
 def save(model: LearnedSimilarity, folder: str | Path, dtype: torch.dtype = torch.float32) -> None:
@@ -69,7 +71,13 @@ def load(checkpoint: str | Path, merge: bool = True, dtype: torch.dtype = torch.
     name = str(checkpoint)
     place = packaged(name) or local_path(checkpoint)
     layout = layout_of(place)
-    model = _own(place, merge) if layout is None else layout.load(place, name)
+    files = [place] if place.is_file() else [path for path in place.glob("*") if path.is_file()]
+    try:
+        with Bounded(place, sum(path.stat().st_size for path in files) + SPARE):
+            model = _own(place, merge) if layout is None else layout.load(place, name)
+    # Values of types that a class or a layout does not expect raise whatever they raise in it.
+    except (ArgumentError, AttributeError, IndexError, KeyError, TypeError) as error:
+        raise ValueError(f"{place}: its configuration cannot be used: {type(error).__name__}: {error}") from error
     return _in_dtype(model.eval(), dtype)
 
 
@@ -78,12 +86,8 @@ def _own(folder: Path, merge: bool) -> LearnedSimilarity:
     cls = _allowed(config["class"], folder / "config.json")
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(cls, "model", skip={"loss", "optimization"})
-    try:
-        parsed = parser.parse_object({"model": config["arguments"]})
-        model: LearnedSimilarity = parser.instantiate(parsed).model
-    # Values of types that the class does not expect raise whatever they raise in it.
-    except (ArgumentError, AttributeError, KeyError, TypeError) as error:
-        raise ValueError(f"{folder / 'config.json'}: {error}") from error
+    parsed = parser.parse_object({"model": config["arguments"]})
+    model: LearnedSimilarity = parser.instantiate(parsed).model
     _load_weights(model, folder / "model.safetensors")
     model.weights_sha256 = file_sha256(folder / "model.safetensors")
     if merge:

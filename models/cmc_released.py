@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
-import pickle
 import re
 from pathlib import Path
-from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from datamodules.hub import file_sha256
+from datamodules.hub import file_sha256, local_path
 from models.backbone import BackboneConfig
 from models.cmc import CMC, Skip
 from models.tokens import TokenConfig
-from models.unpickle import mentions
-from models.weights import copy_all
+from models.unpickle import load_tensors, mentions
+from models.weights import copy_all, reshaped
 
 BERT = "google-bert/bert-base-uncased"
 LAYERS = "extend_multi_transformerencoder.layers"
@@ -47,7 +43,7 @@ def load_released(
     or none where the layers are PyTorch's own.
 
     Args:
-        checkpoint: the file, or a folder with a ``pytorch_model.bin``.
+        checkpoint: the file, a folder with a ``pytorch_model.bin``, or the name of such a folder on the Hub.
         backbone: name or folder of the transformer whose configuration and tokenizer are used (its weights are
             replaced).
         heads: of the self-attention layers, which the weights do not tell; the authors' recipe has 4.
@@ -58,8 +54,10 @@ def load_released(
         FileNotFoundError: there is no such file.
         ValueError: the file is damaged, holds more than weights and settings, or has other parameters.
     """
-    path = _file(Path(checkpoint).expanduser())
-    tensors = {_plain(name): value for name, value in _read(path).items()}
+    path = _file(local_path(checkpoint))
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is missing; name the file, or a folder with a pytorch_model.bin")
+    tensors = {_plain(name): value for name, value in load_tensors(path, "sd").items()}
     tensors = {name: value for name, value in tensors.items() if not UNREAD.fullmatch(name)}
     numbers = {int(found[1]) for name in tensors if (found := re.match(rf"{LAYERS}\.(\d+)\.", name))}
     inner = "encoder_layer." if any(".encoder_layer." in name for name in tensors) else ""
@@ -76,7 +74,8 @@ def load_released(
         feedforward=first.shape[0],
         skip=skip,
     )
-    _fill(_wanted(model, inner), tensors, path)
+    wanted = _wanted(model, inner)
+    copy_all(wanted, reshaped(tensors, wanted), path)  # a gate may have a dimension of 1 more
     model.weights_sha256 = file_sha256(path)
     return model.eval()
 
@@ -100,26 +99,3 @@ def _wanted(model: CMC, inner: str) -> dict[str, Tensor]:
             own = "weight" if name == "gate" else f"{inner}{name}"
             wanted[f"{LAYERS}.{number}.{own}"] = value
     return wanted
-
-
-def _fill(wanted: dict[str, Tensor], tensors: dict[str, Tensor], path: Path) -> None:
-    shaped = dict(tensors)
-    for name in wanted.keys() & tensors.keys():  # a gate may have a dimension of 1 more
-        if tensors[name].squeeze().shape == wanted[name].squeeze().shape:
-            shaped[name] = tensors[name].view(wanted[name].shape)
-    copy_all(wanted, shaped, path)
-
-
-def _read(path: Path) -> dict[str, Tensor]:
-    """The weights of a file of torch.save; its settings are read as plain values, and nothing in it is run."""
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} is missing; name the file, or a folder with a pytorch_model.bin")
-    try:
-        with torch.serialization.safe_globals([argparse.Namespace]):
-            found: Any = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
-        raise ValueError(f"{path} is damaged or holds more than weights and settings ({error})") from error
-    state = found.get("sd", found) if isinstance(found, dict) else None
-    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
-        raise ValueError(f"{path} holds no weights under 'sd'")
-    return state

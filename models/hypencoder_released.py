@@ -7,14 +7,13 @@ import re
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from datamodules.hub import file_sha256, local_path
 from models.backbone import BackboneConfig
 from models.hypencoder import Hypencoder, Norm, QNetConfig
 from models.tokens import TokenConfig
-from models.weights import read_weights, weights_file
+from models.weights import copy_all, read_weights, reshaped, weights_file
 
 # The authors' name of each parameter of matrix i among the weights (or biases), j among all, weights first.
 NAMES = {
@@ -115,20 +114,12 @@ def _fill(model: Hypencoder, tensors: dict[str, Tensor], path: Path) -> None:
     if model.item_encoder is model.query_encoder:  # tied: the same tensors again, or left out
         tensors = {name: value for name, value in tensors.items() if not name.startswith("passage_encoder.")}
     found = {name: value for name, value in tensors.items() if not UNREAD.fullmatch(name)}
-    missing, unknown = sorted(wanted.keys() - found.keys()), sorted(found.keys() - wanted.keys())
-    if missing or unknown:
-        matrices = sum("weight_query_embeddings." in name for name in found)
+    if len(model.q_net.residuals) + 1 != (matrices := sum("weight_query_embeddings." in name for name in found)):
         raise ValueError(
             f"{path} does not fit its config.json, which asks for {len(model.q_net.residuals)} core layers and a last "
-            f"one, while the file has {matrices} in all: missing {missing[:3]}, unknown {unknown[:3]}"
+            f"one, while the file has {matrices} in all"
         )
-    with torch.no_grad():
-        for name, place in wanted.items():
-            value = found[name]
-            # The authors' matrices have a first dimension of 1, for the batch.
-            if value.shape != place.shape and value.shape != (1, *place.shape):
-                raise ValueError(f"{path}: {name} has shape {tuple(value.shape)}, expected {tuple(place.shape)}")
-            place.copy_(value.view(place.shape))
+    copy_all(wanted, reshaped(found, wanted), path)  # the authors' matrices have a dimension for the batch
 
 
 def _wanted(model: Hypencoder) -> dict[str, Tensor]:

@@ -6,20 +6,20 @@ configuration. Most sizes follow from the tensors' shapes, the others from the f
 
 from __future__ import annotations
 
-import pickle
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import torch
 from torch import Tensor
 
-from datamodules.hub import file_sha256
+from datamodules.hub import file_sha256, local_path
 from models.mixture import MixtureConfig
 from models.next_item_mol import NextItemMoL
 from models.sequence import SequenceConfig
+from models.unpickle import load_tensors
+from models.weights import copy_all
 
 PREFIX = "module."
 GATING = "_ndp_module._gating_fn."
@@ -70,9 +70,15 @@ class ReleasedSizes:
         return cls(heads, query, item, activation, float(found["temperature"]))
 
 
-def is_released(path: Path) -> bool:
-    """Whether a file is named as the released ones are."""
-    return path.is_file() and NAME.match(path.name) is not None
+def is_released(place: Path) -> bool:
+    """Whether a file, or the one such file of a folder, is named as the released ones are."""
+    file = _file(place)
+    return file.is_file() and NAME.match(file.name) is not None
+
+
+def _file(place: Path) -> Path:
+    found = [path for path in sorted(place.glob("*")) if NAME.match(path.name)]
+    return found[0] if len(found) == 1 else place
 
 
 def load_released(path: str | Path, sizes: ReleasedSizes | None = None) -> NextItemMoL:
@@ -82,17 +88,17 @@ def load_released(path: str | Path, sizes: ReleasedSizes | None = None) -> NextI
     and `History.now`, the time of the action to be predicted.
 
     Args:
-        path: the file.
+        path: the file, a folder with one, or the name of such a folder on the Hub.
         sizes: what the file does not tell; None: what its name says.
 
     Raises:
         FileNotFoundError: there is no such file.
         ValueError: the file is damaged or of another layout, or its tensors do not fit the sizes.
     """
-    path = Path(path)
+    path = _file(local_path(path))
     if not path.is_file():
-        raise FileNotFoundError(f"{path} is no file")
-    tensors = _read(path)
+        raise FileNotFoundError(f"{path} is neither a released file nor a folder with one; name the file")
+    tensors = {name.removeprefix(PREFIX): value for name, value in load_tensors(path, "model_state_dict").items()}
     sizes = sizes or ReleasedSizes.of_name(path.name)
     try:
         encoder, mixture = _encoder(tensors, sizes), _mixture(tensors, sizes)
@@ -105,18 +111,6 @@ def load_released(path: str | Path, sizes: ReleasedSizes | None = None) -> NextI
     _fill(model, tensors, path)
     model.weights_sha256 = file_sha256(path)
     return model.eval()
-
-
-def _read(path: Path) -> dict[str, Tensor]:
-    """The model's tensors; nothing else in the file is run."""
-    try:
-        found = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, OSError, EOFError) as error:
-        raise ValueError(f"{path} is damaged or holds more than tensors ({error}); fetch it again") from error
-    state = found.get("model_state_dict") if isinstance(found, Mapping) else None
-    if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
-        raise ValueError(f"{path} holds no model_state_dict of tensors; is it a released RAILS checkpoint?")
-    return {name.removeprefix(PREFIX): value for name, value in state.items()}
 
 
 def _encoder(tensors: Mapping[str, Tensor], sizes: ReleasedSizes) -> SequenceConfig:
@@ -165,24 +159,17 @@ def _item_projection(tensors: Mapping[str, Tensor]) -> str:
 
 def _fill(model: NextItemMoL, tensors: Mapping[str, Tensor], path: Path) -> None:
     """Copies every tensor to its place; none may be missing or left over."""
-    wanted = _wanted(model, _item_projection(tensors))
-    missing, unknown = sorted(wanted.keys() - tensors.keys()), sorted(tensors.keys() - wanted.keys() - {UNREAD})
-    if missing or unknown:
-        raise ValueError(
-            f"{path} is no released HSTU with Mixture-of-Logits: missing {missing[:3]}, unknown {unknown[:3]}"
-        )
-    with torch.no_grad():
-        for name, place in wanted.items():
-            value = tensors[name]
-            if name.endswith("._pos_w"):  # by j - i, from the furthest back on; states see no later positions
-                value = value[: len(value) // 2 + 1].flip(0)
-            elif name.endswith(("._uvqk", "._w")):  # the authors multiply from the left
-                value = value.T
-            elif name.endswith("._b"):  # (1, 2 hidden)
-                value = value.flatten()
-            if value.shape != place.shape:
-                raise ValueError(f"{path}: {name} has shape {tuple(value.shape)}, expected {tuple(place.shape)}")
-            place.copy_(value)
+    turned = {name: _turned(name, value) for name, value in tensors.items() if name != UNREAD}
+    copy_all(_wanted(model, _item_projection(tensors)), turned, path)
+
+
+def _turned(name: str, value: Tensor) -> Tensor:
+    """A tensor of the file in the shape that it has here."""
+    if name.endswith("._pos_w"):  # by j - i, from the furthest back on; states see no later positions
+        return value[: len(value) // 2 + 1].flip(0)
+    if name.endswith(("._uvqk", "._w")):  # the authors multiply from the left
+        return value.T
+    return value.flatten() if name.endswith("._b") else value  # (1, 2 hidden)
 
 
 def _wanted(model: NextItemMoL, item_projection: str) -> dict[str, Tensor]:

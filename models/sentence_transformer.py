@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -38,6 +39,8 @@ class Folder:
     def modules(self) -> list[tuple[str, Path]]:
         """(class without its package, folder) of each module."""
         found = self.json("modules.json") or []
+        if any(not re.fullmatch(r"[\w-]*", module["path"]) for module in found):
+            raise ValueError(f"{self.path / 'modules.json'} names a folder elsewhere; the model is refused")
         return [(module["type"].rpartition(".")[2], self.path / module["path"]) for module in found]
 
     @property

@@ -167,13 +167,12 @@ def load_tensors(path: Path, *keys: str) -> dict[str, Tensor]:
     """
     found = load_pickle(path)
     for key in keys:
-        found = found.get(key) if isinstance(found, dict) else None
-    if not isinstance(found, dict) or not all(
-        isinstance(name, str) and isinstance(value, Tensor) for name, value in found.items()
-    ):
+        found = dict.get(found, key) if isinstance(found, dict) else None
+    held = dict(dict.items(found)) if isinstance(found, dict) else None  # a file may put its own `items` on one
+    if held is None or not all(isinstance(name, str) and isinstance(value, Tensor) for name, value in held.items()):
         where = f" under {'.'.join(keys)}" if keys else ""
         raise ValueError(f"{path} is refused: there is no dictionary of tensors{where}")
-    return dict(found)
+    return held
 
 
 def _read(data: bytes, storage: Callable[[torch.dtype, str, int], Tensor]) -> tuple[Any, int]:

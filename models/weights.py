@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from models.unpickle import load_tensors
 
@@ -26,6 +29,33 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         check_header(path)
         return load_file(path)
     return load_tensors(path)
+
+
+class Bounded(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """No more numbers are made in this block than its files account for, whatever a configuration claims.
+
+    Args:
+        where: the model, for the message.
+        most: how many; a file has at least a byte for each of its own.
+        device: where they are counted; tensors on meta take no memory, but show what a model would take.
+    """
+
+    def __init__(self, where: Path, most: int, device: str = "cpu") -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.where, self.most, self.device, self.made = where, most, torch.device(device), 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Counts before the memory is taken."""
+        kwargs = kwargs or {}
+        if func._schema.arguments and func._schema.arguments[0].name == "size":
+            if torch.device(kwargs.get("device") or "cpu") == self.device:
+                self.made += math.prod(args[0])
+            if self.made > self.most:
+                raise ValueError(
+                    f"the configuration of {self.where} asks for more than {self.most:,} numbers, which its files do "
+                    "not hold; it is refused"
+                )
+        return func(*args, **kwargs)
 
 
 def check_header(path: Path) -> None:
@@ -68,6 +98,15 @@ def fill(places: Mapping[str, nn.Module], tensors: Mapping[str, Tensor], path: P
         f"{prefix}{name}": value for prefix, module in places.items() for name, value in module.named_parameters()
     }
     copy_all(wanted, tensors, path)
+
+
+def reshaped(tensors: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors in the shapes of the places of the same names, where only dimensions of 1 differ."""
+    found = dict(tensors)
+    for name in wanted.keys() & tensors.keys():
+        if tensors[name].squeeze().shape == wanted[name].squeeze().shape:
+            found[name] = tensors[name].reshape(wanted[name].shape)
+    return found
 
 
 def copy_all(wanted: Mapping[str, Tensor], tensors: Mapping[str, Tensor], path: Path) -> None:

@@ -30,6 +30,8 @@ BY_CLASS = {
     "CrossEncoder": ANNCUR,
     "DualEncoder": ANNCUR,
     "CMC": CMC,
+    "DeFormer": CMC,
+    "MixEncoder": CMC,
     "PolyEncoder": CMC,
     "SumOfMax": CMC,
     "MoL": RAILS,

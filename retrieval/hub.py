@@ -7,17 +7,27 @@ import shutil
 import sys
 from argparse import ArgumentParser
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from datamodules.hub import MANIFEST, explained, fetch, local_path, parse_name, problems, timeout, write_manifest
+from datamodules.hub import (
+    MANIFEST,
+    HubError,
+    explained,
+    fetch,
+    local_path,
+    parse_name,
+    problems,
+    timeout,
+    write_manifest,
+)
 from datamodules.records import DataError
 from models.similarity import LearnedSimilarity
 from retrieval.card import empty_sections
-from retrieval.hub_push import carry_out, plan_push
+from retrieval.hub_push import carry_out, of_earlier_push, plan_push
 
 
 def push(
@@ -29,6 +39,8 @@ def push(
     message: str = "",
 ) -> str:
     """Publishes a checkpoint folder on the Hub in one commit: all of it becomes visible at once, or nothing.
+
+    What an earlier push put there and this one no longer has is deleted; files that others added stay.
 
     Args:
         checkpoint: the folder, with config.json, model.safetensors, tokenizer, metrics.json, README.md and other files.
@@ -42,6 +54,14 @@ def push(
         The address of the commit; empty after a dry run.
     """
     plan = plan_push(checkpoint, repo, public, include_index or ())
+    try:
+        published = of_earlier_push(plan.repo, plan.branch)
+    except HubError as error:
+        if not dry_run:
+            raise
+        published = set()
+        print(f"what the commit would delete is not known: {error}")
+    plan = replace(plan, stale=tuple(sorted(published - {file.name for file in plan.files})))
     print(plan)
     if dry_run:
         print(f"\n{plan.card}")

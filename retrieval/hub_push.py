@@ -4,11 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from datamodules.hub import INDEX, MANIFEST, checkpoint_files, explained, file_sha256, parse_name, problems, timeout
+from datamodules.hub import (
+    INDEX,
+    MANIFEST,
+    checkpoint_files,
+    explained,
+    file_sha256,
+    parse_name,
+    problems,
+    read_manifest,
+    timeout,
+)
 from datamodules.records import DataError
 from retrieval.card import empty_sections, render
 
@@ -39,7 +51,8 @@ class Plan:
         branch: that gets the commit.
         private: who may see a repository that is made new.
         card: README.md as it will stand there.
-        files: all of the commit.
+        files: all that the commit puts there.
+        stale: files of an earlier push that this one no longer has; the commit deletes them.
     """
 
     repo: str
@@ -47,11 +60,13 @@ class Plan:
     private: bool
     card: str
     files: tuple[Upload, ...]
+    stale: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         seen = "private" if self.private else "public"
         lines = [f"one commit to {self.repo} ({self.branch}), {seen} if it is new:"]
         lines += [f"  {file.size:>13,}  {file.sha256[:12]:12}  {file.name}" for file in self.files]
+        lines += [f"  {'deleted':>13}  {'':12}  {name}" for name in self.stale]
         return "\n".join([*lines, f"  {sum(file.size for file in self.files):>13,}  bytes in all"])
 
 
@@ -66,9 +81,12 @@ def plan_push(folder: Path, repo: str, public: bool = False, index: Sequence[Pat
             ``index/...``.
 
     Raises:
-        DataError: the folder is no checkpoint, a file is not what its manifest says, or a section of the card is empty.
+        DataError: the folder is no checkpoint, a file is not what its manifest says, a section of the card is empty, or
+            two files would have the same name.
     """
     name, branch = parse_name(repo)
+    if "/" not in name:
+        raise DataError(f"cannot be published as {name!r}, which has no owner; expected org/name", folder)
     for needed in ("config.json", "model.safetensors"):
         if not (folder / needed).is_file():
             raise DataError(f"has no {needed}; expected a checkpoint folder", folder)
@@ -87,6 +105,8 @@ def plan_push(folder: Path, repo: str, public: bool = False, index: Sequence[Pat
     for extra in index:
         files += _index(extra)
     files = [file for file in files if file.name != "README.md"] + [_made("README.md", card)]
+    if twice := [name for name, times in Counter(file.name for file in files).items() if times > 1]:
+        raise DataError(f"two files would become {twice[0]}; rename one, or include one of them", folder)
     hashes = {file.name: {"size": file.size, "sha256": file.sha256} for file in files}
     manifest = json.dumps({"format": 1, "files": hashes}, indent=2, sort_keys=True) + "\n"
     files.append(_made(MANIFEST, manifest))
@@ -102,8 +122,47 @@ def rendered(folder: Path, name: str) -> str:
         return path.read_text(encoding="utf-8") if path.is_file() else ""
 
 
+def of_earlier_push(repo: str, branch: str) -> set[str]:
+    """Files that an earlier push put on a branch, by the manifest there; what somebody else added is not among them.
+
+    Raises:
+        HubError: the Hub does not say; says what to do.
+    """
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.constants import HF_HUB_DOWNLOAD_TIMEOUT
+
+    with explained(f"looking at {repo}"), timeout(HF_HUB_DOWNLOAD_TIMEOUT):
+        info = _head(repo, branch)
+        there = {file.rfilename for file in info.siblings or ()} if info is not None else set()
+        if MANIFEST not in there:
+            return set()
+        path = Path(hf_hub_download(repo, MANIFEST, revision=info.sha))
+    try:
+        return there & {MANIFEST, *read_manifest(path.parent)}
+    except ValueError:  # a damaged one does not say what is ours
+        return set()
+
+
+def _head(repo: str, branch: str) -> Any:
+    """What stands on a branch, or on the main one, with whose files a new branch begins; None: no such repository."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
+
+    api = HfApi(library_name="simzoo")
+    try:
+        return api.model_info(repo, revision=branch)
+    except RevisionNotFoundError:
+        return api.model_info(repo)
+    except RepositoryNotFoundError as error:
+        if error.response.status_code == 404:  # it may also stand for 401
+            return None
+        raise
+
+
 def carry_out(plan: Plan, message: str = "") -> str:
     """Uploads a plan's files and makes them visible in one commit; what was uploaded before is not sent again.
+
+    The same commit deletes what an earlier push put there and this one does not.
 
     Returns:
         The address of the commit.
@@ -111,17 +170,18 @@ def carry_out(plan: Plan, message: str = "") -> str:
     Raises:
         HubError: the Hub does not take it; says what to do. Nothing of it is visible then.
     """
-    from huggingface_hub import CommitOperationAdd, HfApi
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
     from huggingface_hub.constants import HF_HUB_DOWNLOAD_TIMEOUT
 
     api = HfApi(library_name="simzoo")
-    adds = [CommitOperationAdd(file.name, file.content) for file in plan.files]
+    operations: list[Any] = [CommitOperationAdd(file.name, file.content) for file in plan.files]
+    operations += [CommitOperationDelete(name) for name in plan.stale]
     with explained(f"publishing {plan.repo}"), timeout(6 * HF_HUB_DOWNLOAD_TIMEOUT):
         api.create_repo(plan.repo, private=plan.private, exist_ok=True)
         if plan.branch != "main":
             api.create_branch(plan.repo, branch=plan.branch, exist_ok=True)
         done = api.create_commit(
-            plan.repo, adds, revision=plan.branch, commit_message=message or f"Upload of {plan.repo} with simzoo"
+            plan.repo, operations, revision=plan.branch, commit_message=message or f"Upload of {plan.repo} with simzoo"
         )
     return done.commit_url
 

@@ -116,7 +116,8 @@ class _Handler(BaseHTTPRequestHandler):
         parts = urlsplit(self.path)
         self.query = parse_qs(parts.query)
         self.words = [unquote(word) for word in parts.path.strip("/").split("/")]
-        self.server.requests.append(f"{self.command} {parts.path}")
+        wanted = f" {self.headers['Range']}" if self.headers.get("Range") else ""
+        self.server.requests.append(f"{self.command} {parts.path}{wanted}")
         if self._fault(parts.path):
             return
         try:
@@ -338,8 +339,8 @@ class _Handler(BaseHTTPRequestHandler):
                 if value["oid"] not in self.server.large:
                     return self._answer({"error": f"LFS object {value['oid']} was not uploaded"}, 400)
                 files[value["path"]] = self.server.large[value["oid"]]
-            elif entry["key"] == "deletedFile":
-                files.pop(value["path"], None)
+            elif entry["key"] == "deletedFile" and files.pop(value["path"], None) is None:
+                return self._missing("EntryNotFound")
         commit = repo.commit(files, branch)
         self._answer({"success": True, "commitOid": commit, "commitUrl": f"{self.server.url}/{name}/commit/{commit}"})
 

@@ -52,6 +52,12 @@ def test_cards_name_what_they_must() -> None:
     assert "model-index:" in results and "command: python evaluate.py run" in results
 
 
+def test_every_similarity_has_a_citation() -> None:
+    """Without one the card has an empty section, which nothing but a change of the code could fill."""
+    recipes = "".join(path.read_text() for path in (ROOT / "configs").rglob("*.yaml"))
+    assert set(re.findall(r"class_path: models\.\w+\.(\w+)", recipes)) <= BY_CLASS.keys()
+
+
 def test_citations_are_those_of_the_readme() -> None:
     """Two lists of papers drift apart; the one that is copied is then the wrong one."""
     readme = (ROOT / "README.md").read_text()

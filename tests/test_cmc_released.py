@@ -104,7 +104,10 @@ class Hostile:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda state: {"sd": state, "opt": Hostile()}, "holds more than weights and settings"),
+        (
+            lambda state: {"sd": state, "opt": Hostile()},
+            r"posix\.system, which is neither a tensor nor a known setting",
+        ),
         (
             lambda state: {"sd": {k: v for k, v in state.items() if not k.startswith("extend_multi")}},
             "not a released CMC",
@@ -112,7 +115,7 @@ class Hostile:
         (lambda state: {"sd": state | {"surprise": torch.zeros(1)}}, r"unknown \['surprise'\]"),
         (lambda state: {"sd": {k: v for k, v in state.items() if "norm1" not in k}}, r"missing \['.*norm1"),
         (lambda state: {"sd": state | {f"{LAYERS}.1.encoder_layer.norm1.bias": torch.zeros(7)}}, "has shape"),
-        (lambda state: {"sd": "weights"}, "no weights under 'sd'"),
+        (lambda state: {"sd": "weights"}, "no dictionary of tensors under sd"),
     ],
 )
 def test_bad_files_are_refused(change: Any, message: str, tmp_path: Path) -> None:

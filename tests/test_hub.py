@@ -3,141 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 
 from datamodules.hub import file_sha256, write_manifest
-from models.backbone import BackboneConfig
 from models.cross_encoder import CrossEncoder
 from models.tiny import tiny_backbone
-from models.tokens import TokenConfig
-from retrieval.card import About
-from tests.loopback_hub import TOKEN, Fault, Hub, Repo, running
+from tests.hub_client import DOCUMENTS, QUERY, ROOT, Client, contents
+from tests.loopback_hub import Fault, Hub, Repo
 from tests.test_hypencoder_released import released
 
-ROOT = Path(__file__).resolve().parents[1]
-QUERY, DOCUMENTS = "the boat", ["a bank by the river", "boats", "z"]
-
-# The client reads its settings when it is imported, and the tests' process is offline: another process runs it.
-LOOP = """
-import contextlib, io, json, sys
-answers = sys.stdout
-for line in sys.stdin:
-    scope, error, out = {}, None, io.StringIO()
-    try:
-        with contextlib.redirect_stdout(out):
-            exec(json.loads(line), scope)
-    except BaseException as caught:
-        error = [type(caught).__name__, str(caught)]
-    print(json.dumps([scope.get("value"), error, out.getvalue()]), file=answers, flush=True)
-"""
-
-
-class Client:
-    """A Python process for which the Hub is the loopback one; its cache is ``home``."""
-
-    def __init__(self, hub: Hub, home: Path) -> None:
-        self.env = environment(hub, home)
-        self.cache = home / "hub"
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", LOOP],
-            env=self.env,
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    def run(self, code: str, home: Path | None = None) -> Any:
-        """Runs code; what it leaves in ``value`` comes back, an error as a RuntimeError with its text.
-
-        Args:
-            code: Python.
-            home: another cache, as on another machine.
-        """
-        assert self.process.stdin is not None and self.process.stdout is not None
-        cache = home or self.cache
-        code = f"import huggingface_hub.constants as c; c.HF_HUB_CACHE = {str(cache)!r}\n{code}"
-        self.process.stdin.write(json.dumps(code) + "\n")
-        self.process.stdin.flush()
-        value, error, self.printed = json.loads(self.process.stdout.readline())
-        if error is not None:
-            raise RuntimeError(": ".join(error))
-        return value
-
-    def hub(self, *words: str | Path, home: Path | None = None) -> None:
-        """Runs ``python -m retrieval.hub``'s function for a command line."""
-        self.run(f"from retrieval.hub import main; main({[str(word) for word in words]!r})", home)
-
-
-def environment(hub: Hub, home: Path, **more: str) -> dict[str, str]:
-    """Settings of a process that knows the loopback Hub alone."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING"))}
-    settings = {
-        "HF_ENDPOINT": hub.url,
-        "HF_HOME": str(home),
-        "HF_TOKEN": TOKEN,
-        "HF_HUB_DISABLE_XET": "1",
-        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-        "HF_HUB_DISABLE_TELEMETRY": "1",
-        "PYTHONPATH": str(ROOT),
-    }
-    return {**kept, **settings, **more}
-
-
-@pytest.fixture(scope="module")
-def hub() -> Iterator[Hub]:
-    with running() as hub:
-        yield hub
-
-
-@pytest.fixture(scope="module")
-def client(hub: Hub, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
-    client = Client(hub, tmp_path_factory.mktemp("home"))
-    yield client
-    client.process.kill()
-    client.process.communicate()
-
-
-@pytest.fixture(autouse=True)
-def calm(hub: Hub) -> None:
-    """Each test starts with a Hub that works."""
-    hub.faults.clear()
-    hub.requests.clear()
-    hub.uploaded.clear()
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A released checkpoint with a card."""
-    folder = tmp_path_factory.mktemp("made") / "tiny-ce"
-    torch.manual_seed(0)
-    model = CrossEncoder(BackboneConfig(str(tiny_backbone())), TokenConfig(query_length=24, item_length=24)).eval()
-    model.save_pretrained(folder)
-    runs = json.loads((ROOT / "checkpoints" / "wordnet-emb-ce" / "metrics.json").read_text())["runs"]
-    about = asdict(About("Letters.", "None: random weights.", "Everything.", QUERY, tuple(DOCUMENTS)))
-    described = {"sha256": file_sha256(folder / "model.safetensors"), "about": about, "runs": runs}
-    (folder / "metrics.json").write_text(json.dumps(described))
-    (folder / "run.trec").write_text("q Q0 i 1 1.0 tag\n" * 100)
-    write_manifest(folder)
-    return folder
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {
-        path.relative_to(folder).as_posix(): path.read_bytes()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and ".cache" not in path.parts
-    }
+pytest_plugins = ["tests.hub_client"]
 
 
 def test_what_is_pushed_is_what_is_pulled(hub: Hub, client: Client, checkpoint: Path, tmp_path: Path) -> None:
@@ -160,9 +40,44 @@ def test_what_is_pushed_is_what_is_pulled(hub: Hub, client: Client, checkpoint: 
 def test_a_dry_run_shows_and_sends_nothing(hub: Hub, client: Client, checkpoint: Path) -> None:
     """Somebody who only looks must not publish."""
     client.hub("push", checkpoint, "me/dry", "--dry-run", "--public")
-    assert hub.requests == [] and "me/dry" not in hub.repos
+    assert [r for r in hub.requests if not r.startswith("GET ")] == [] and "me/dry" not in hub.repos
     assert "public if it is new" in client.printed and "model.safetensors" in client.printed
     assert "## Limits" in client.printed and "model-index:" in client.printed
+    hub.faults.append(Fault("/api/", 403))
+    client.hub("push", checkpoint, "me/dry", "--dry-run")
+    assert "what the commit would delete is not known: looking at me/dry failed: 403" in client.printed
+
+
+def test_a_push_leaves_no_file_of_an_earlier_one(hub: Hub, client: Client, checkpoint: Path, tmp_path: Path) -> None:
+    """A tokenizer or an index that stays behind from other weights is loaded with the new ones, without an error."""
+    for name in ("graph", "cur"):
+        (tmp_path / f"{name}.npy").write_bytes(name.encode() * 500)
+    client.hub("push", checkpoint, "me/again", "--include-index", tmp_path / "graph.npy", tmp_path / "cur.npy")
+    repo: Repo = hub.repos["me/again"]
+    theirs = {".gitattributes": b"*.npy filter=lfs\n", "LICENSE": b"theirs"}
+    repo.commit({**repo.commits[repo.branches["main"]], **theirs})
+    client.hub("push", checkpoint, "me/again@v2", "--include-index", tmp_path / "cur.npy", "--dry-run")
+    assert "deleted" in client.printed and "  index/graph.npy\n" in client.printed
+    assert len(repo.commits) == 3, "a dry run changed something"
+    client.hub("push", checkpoint, "me/again@v2", "--include-index", tmp_path / "cur.npy")
+    assert len(repo.commits) == 4
+    ours = {path.relative_to(checkpoint).as_posix() for path in checkpoint.rglob("*")} | {"README.md"}
+    assert repo.commits[repo.branches["v2"]].keys() == ours | theirs.keys() | {"index/cur.npy"}
+    assert "index/graph.npy" in repo.commits[repo.branches["main"]]
+    hub.add("me/other", {"manifest.json": b"{", "old.txt": b"not ours, as far as is known"})
+    client.hub("push", checkpoint, "me/other")
+    assert "old.txt" in hub.repos["me/other"].commits[hub.repos["me/other"].branches["main"]]
+
+
+def test_two_files_of_one_name_are_not_published(client: Client, checkpoint: Path, tmp_path: Path) -> None:
+    """One of two graphs would be lost on the way; and a name without an owner is another repository's."""
+    for folder in ("a", "b"):
+        (tmp_path / folder / "graph").mkdir(parents=True)
+        (tmp_path / folder / "graph" / "n.npy").write_bytes(folder.encode())
+    with pytest.raises(RuntimeError, match=r"two files would become index/graph/n\.npy"):
+        client.hub("push", checkpoint, "me/twice", "--include-index", *tmp_path.glob("*/graph"))
+    with pytest.raises(RuntimeError, match="has no owner; expected org/name"):
+        client.hub("push", checkpoint, "tiny")
 
 
 def test_an_empty_section_is_not_published(client: Client, checkpoint: Path, tmp_path: Path) -> None:
@@ -250,8 +165,17 @@ def test_a_broken_download_goes_on(hub: Hub, client: Client, checkpoint: Path, t
     hub.add("me/long", contents(checkpoint))
     oid = file_sha256(checkpoint / "model.safetensors")
     hub.faults.append(Fault(f"/lfs/{oid}", method="GET", after=500, times=1))
+    pieces = "import huggingface_hub.constants as c; value, c.DOWNLOAD_CHUNK_SIZE = c.DOWNLOAD_CHUNK_SIZE, {}"
+    usual = client.run(pieces.format(100))  # the client keeps whole pieces of what it was given
     client.hub("pull", "me/long", home=tmp_path)
-    assert len([request for request in hub.requests if request == f"GET /lfs/{oid}"]) == 2
+    client.run(pieces.format(usual))
+    asked = [request.removeprefix(f"GET /lfs/{oid}") for request in hub.requests if f"GET /lfs/{oid}" in request]
+    assert asked == ["", " bytes=500-"]
+    hub.requests.clear()
+    client.hub("pull", "me/long", home=tmp_path)
+    assert hub.requests == ["GET /api/models/me/long/revision/main"], "what is there is fetched again"
+    hub.faults.append(Fault("/", 500))
+    client.hub("pull", "me/long", home=tmp_path)
 
 
 @pytest.mark.parametrize("where", ["storage", "manifest"])
@@ -308,6 +232,43 @@ def test_a_hub_in_trouble_says_what_to_do(
     with pytest.raises(RuntimeError, match=message) as told:
         client.hub(*words, home=tmp_path)
     assert "HubError: " in str(told.value) and "me/" in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("verb", "path", "method", "message"),
+    [
+        ("push", "/lfs/", "PUT", "403, access is forbidden: use a token that may do this"),
+        ("push", "/commit/", "POST", "403, access is forbidden: use a token that may do this"),
+        ("pull", "/resolve/", "HEAD", "403, access is forbidden"),
+        ("pull", "/lfs/", "GET", "403, access is forbidden"),
+    ],
+)
+def test_a_refusal_on_the_way_says_what_to_do_and_leaves_nothing(
+    verb: str, path: str, method: str, message: str, hub: Hub, client: Client, checkpoint: Path, tmp_path: Path
+) -> None:
+    """A token that may read but not write is found out in the middle of an upload."""
+    files = contents(checkpoint)
+    hub.add("me/there", files)
+    hub.faults.append(Fault(path, 403, method=method))
+    hub.large = {} if verb == "push" else hub.large
+    words: list[str | Path] = ["push", checkpoint, "me/half"] if verb == "push" else ["pull", "me/there"]
+    with pytest.raises(RuntimeError, match=message):
+        client.hub(*words, home=tmp_path)
+    assert verb == "pull" or all(found == {} for found in hub.repos["me/half"].commits.values())
+
+
+def test_without_xet_large_files_can_be_published_all_the_same(hub: Hub, client: Client, checkpoint: Path) -> None:
+    """The client takes Xet wherever its package is installed, and does not say how to do without."""
+    pytest.importorskip("hf_xet")
+    push = f"from retrieval.hub import push; from pathlib import Path; push(Path({str(checkpoint)!r}), 'me/large')"
+    setting = "import huggingface_hub.constants as c; c.HF_HUB_DISABLE_XET = {}\n"
+    try:
+        with pytest.raises(RuntimeError, match="HF_HUB_DISABLE_XET=1 does without it"):
+            client.run(setting.format(False) + push)
+        assert all(files == {} for files in hub.repos["me/large"].commits.values())
+    finally:
+        client.run(setting.format(True) + push)
+    assert "model.safetensors" in hub.repos["me/large"].commits[hub.repos["me/large"].branches["main"]]
 
 
 @pytest.mark.parametrize("name", ["no such place", "../up/x", "a/b/c", "x/y@"])

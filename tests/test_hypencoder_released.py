@@ -184,8 +184,8 @@ def _code(folder: Path, tensors: dict[str, Tensor]) -> None:
 @pytest.mark.parametrize(
     ("harm", "message"),
     [
-        (_more_layers, "asks for 3 core layers and a last one, while the file has 3 in all: missing"),
-        (_fewer_layers, "asks for 1 core layers and a last one, while the file has 3 in all: .*unknown"),
+        (_more_layers, "asks for 3 core layers and a last one, while the file has 3 in all"),
+        (_fewer_layers, "asks for 1 core layers and a last one, while the file has 3 in all"),
         (_unknown_option, "gating"),
         (_wrong_shape, r"key_projections\.0\.bias has shape \(3,\), expected \(16,\)"),
         (_cut, "damaged or holds more than tensors"),

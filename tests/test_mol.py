@@ -14,8 +14,8 @@ from torch.nn import functional as F
 from datamodules.batch import Batch
 from datamodules.records import Item, Query
 from datamodules.reps import Ragged
-from losses import MutualInformation, SampledSoftmax, Targets, UserL2
-from losses.mixture import gate_entropies, mutual_information, sampled_softmax, user_l2
+from losses import MutualInformation, Targets, UserL2
+from losses.mixture import gate_entropies, mutual_information, user_l2
 from models.backbone import BackboneConfig, load_tokenizer
 from models.mixture import GatedLinear, HashedUsers, MixtureConfig, MoLHead, mol_scores
 from models.mol import MoL, ParameterizedPooling
@@ -213,20 +213,6 @@ def test_dropped_gates_have_finite_gradients() -> None:
     assert (gates == 0).any()
     mutual_information(gates.T).backward()
     assert gating.grad is not None and torch.isfinite(gating.grad).all() and (gating.grad != 0).any()
-
-
-def test_sampled_softmax_is_cross_entropy_over_the_sample() -> None:
-    """An accidental hit that counts as a negative pushes the positive away; padding must weigh nothing."""
-    torch.manual_seed(0)
-    positives, negatives = torch.randn(5), torch.randn(5, 7)
-    hits = torch.zeros(5, 7, dtype=torch.bool)
-    hits[1, 3] = True
-    weights = torch.tensor([1.0, 2.0, 0.0, 1.0, 1.0])
-    both = torch.cat([positives[:, None], negatives.masked_fill(hits, -torch.inf)], dim=1)
-    rows = F.cross_entropy(both, torch.zeros(5, dtype=torch.int64), reduction="none")
-    torch.testing.assert_close(sampled_softmax(positives, negatives, hits, weights), (rows * weights).sum() / 5)
-    torch.testing.assert_close(SampledSoftmax(0.5)(positives / 2, negatives / 2, hits), rows.mean())
-    assert float(sampled_softmax(positives, negatives, hits, 0 * weights)) == 0
 
 
 def test_user_l2_weight() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import resource
+import shutil
 import struct
 import tarfile
 import zipfile
@@ -13,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from models.backbone import BackboneConfig
 from models.cross_encoder import CrossEncoder
@@ -138,12 +141,13 @@ def test_an_archive_that_leads_outside_is_refused(
     assert not list(tmp_path.rglob("x")) and not (tmp_path / "home" / "simzoo" / "config.json").exists()
 
 
-def test_an_archive_with_a_link_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE])
+def test_an_archive_with_a_link_is_refused(kind: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A link that points outside makes a later name inside lead outside."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HOME", str(tmp_path / "home"))
     with tarfile.open(tmp_path / "a.tar", "w") as archive:
         link = tarfile.TarInfo("config.json")
-        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        link.type, link.linkname = kind, "/etc/passwd"
         archive.addfile(link)
     with pytest.raises(ValueError, match="is a link or a device"):
         LearnedSimilarity.from_pretrained(tmp_path / "a.tar")
@@ -157,6 +161,35 @@ def test_an_archive_that_fills_the_disk_is_refused(tmp_path: Path, monkeypatch: 
             record.write(bytes(1_000_000))
     with pytest.raises(ValueError, match=r"claims 1 files and 100,000,000 bytes"):
         LearnedSimilarity.from_pretrained(tmp_path / "a.zip")
+
+
+@pytest.mark.parametrize(("size", "suffix"), [(300_000_000, ".tar.gz"), (2**50, ".tar")])
+def test_an_archive_with_an_endless_name_is_refused(
+    size: int, suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name is read as a whole, before any size is known: 300 MB of one pack to 300 KB."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HOME", str(tmp_path / "home"))
+    header = tarfile.TarInfo("././@LongLink")
+    header.type, header.size = tarfile.GNUTYPE_LONGNAME, size
+    opened: Any = Path.open if suffix == ".tar" else gzip.open
+    with opened(tmp_path / f"a{suffix}", "wb") as file:
+        file.write(header.tobuf(tarfile.GNU_FORMAT))
+        file.write(b"a" * 2_000_000)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(ValueError, match=r"cannot be unpacked \(a header claims .* bytes of names\)"):
+        LearnedSimilarity.from_pretrained(tmp_path / f"a{suffix}")
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < EXTRA_MEMORY
+
+
+def test_an_archive_with_damaged_content_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What decompression itself raises is of no class that a command line expects."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HOME", str(tmp_path / "home"))
+    archive = _archive(tmp_path / "a.zip", {"config.json": bytes(range(256)) * 4})
+    data = bytearray(archive.read_bytes())
+    data[60:90] = b"\xff" * 30
+    archive.write_bytes(data)
+    with pytest.raises(ValueError, match="cannot be unpacked"):
+        LearnedSimilarity.from_pretrained(archive)
 
 
 @pytest.mark.parametrize("suffix", [".zip", ".tar.gz", ".tar"])
@@ -183,13 +216,93 @@ def test_a_manifest_that_leads_outside_is_refused(checkpoint: Path) -> None:
         LearnedSimilarity.from_pretrained(checkpoint)
 
 
+@pytest.mark.parametrize("text", ["[" * 200_000, '{"files": {"a": {"size": Infinity, "sha256": "0"}}}'])
+def test_a_manifest_that_is_none_is_refused(text: str, checkpoint: Path) -> None:
+    """JSON that is too deep, and numbers without an end, raise errors that no command line expects."""
+    (checkpoint / "manifest.json").write_text(text)
+    with pytest.raises(ValueError, match=r"manifest\.json: is not a manifest"):
+        LearnedSimilarity.from_pretrained(checkpoint)
+
+
+def test_settings_without_an_end_are_refused(checkpoint: Path) -> None:
+    """A config.json is read as a whole, and several times, before anything in it is looked at."""
+    with (checkpoint / "config.json").open("r+b") as file:
+        file.truncate(1_000_000_000)  # takes no place on the disk
+    with pytest.raises(ValueError, match=r"config\.json has 1,000,000,000 bytes, expected settings of at most"):
+        LearnedSimilarity.from_pretrained(checkpoint)
+
+
+@pytest.mark.parametrize("place", ["backbone", "checkpoint", "released"])
+def test_a_config_that_claims_more_than_the_weights_hold_is_refused(
+    place: str, checkpoint: Path, tmp_path: Path
+) -> None:
+    """One number in a config.json takes all memory before the weights are looked at."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    if place == "backbone":
+        _patch(_backbone(tmp_path / "b") / "config.json", vocab_size=200_000_000)
+        load: Callable[[], Any] = lambda: CrossEncoder(BackboneConfig(str(tmp_path / "b")), TokenConfig(24, 24))  # noqa: E731
+    elif place == "released":
+        from tests.test_hypencoder_released import released
+
+        released(tmp_path / "h", do_residual=False)
+        found = json.loads((tmp_path / "h" / "config.json").read_text())
+        found["query_encoder_kwargs"]["converter_kwargs"]["vector_dimensions"][1:-1] = [10_000_000, 10_000_000]
+        _patch(tmp_path / "h" / "config.json", **found)
+        load = lambda: LearnedSimilarity.from_pretrained(tmp_path / "h")  # noqa: E731
+    else:
+        arguments = json.loads((checkpoint / "config.json").read_text())["arguments"]
+        arguments["backbone"]["lora"] = {"rank": 10_000_000}
+        _patch(checkpoint / "config.json", arguments=arguments)
+        load = lambda: LearnedSimilarity.from_pretrained(checkpoint)  # noqa: E731
+    with pytest.raises(ValueError, match=r"asks for more than .* numbers, which its files do not hold"):
+        load()
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < EXTRA_MEMORY
+
+
+def test_a_backbone_without_all_its_layers_is_refused(tmp_path: Path) -> None:
+    """Layers that the file does not have would be random, and the model scores all the same."""
+    weights = _backbone(tmp_path / "b") / "model.safetensors"
+    tensors = {name: value for name, value in load_file(weights).items() if ".layer.1." not in name}
+    save_file(tensors, weights, metadata={"format": "pt"})
+    with pytest.raises(
+        ValueError, match=r"model\.safetensors has no encoder\.layer\.1\..*, which its config\.json asks"
+    ):
+        CrossEncoder(BackboneConfig(str(tmp_path / "b")), TokenConfig(24, 24))
+
+
+@pytest.mark.parametrize("way", ["config.json", "adapter_config.json", "modules.json"])
+def test_weights_elsewhere_are_refused(way: str, tmp_path: Path) -> None:
+    """A repository that points at other files has weights that nobody checked, or that are the reader's own."""
+    _backbone(tmp_path / "other")
+    folder = _backbone(tmp_path / "b")
+    if way == "config.json":
+        index = {"metadata": {"total_size": 1}, "weight_map": {"a": "../other/model.safetensors"}}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+        _patch(folder / "config.json", transformers_weights="model.safetensors.index.json")
+    elif way == "adapter_config.json":
+        found = {"peft_type": "LORA", "base_model_name_or_path": str(tmp_path / "other")}
+        (folder / "adapter_config.json").write_text(json.dumps(found))
+    else:
+        module = {"type": "sentence_transformers.models.Pooling", "path": "../other"}
+        (folder / "modules.json").write_text(json.dumps([module]))
+        with pytest.raises(ValueError, match="names a folder elsewhere; the model is refused"):
+            LearnedSimilarity.from_pretrained(folder)
+        return
+    with pytest.raises(ValueError, match=r"names other weights than its model\.safetensors"):
+        CrossEncoder(BackboneConfig(str(folder)), TokenConfig(24, 24))
+
+
+def _backbone(folder: Path) -> Path:
+    return Path(shutil.copytree(tiny_backbone(), folder))
+
+
 def _patch(path: Path, **changes: Any) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
 def _archive(path: Path, files: dict[str, bytes]) -> Path:
     if path.suffix == ".zip":
-        with zipfile.ZipFile(path, "w") as zipped:
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as zipped:
             for name, content in files.items():
                 zipped.writestr(name, content)
         return path

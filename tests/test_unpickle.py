@@ -219,6 +219,14 @@ def test_claims_beyond_the_file_take_no_memory(make: Callable[[Path], Path], tmp
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # KB
 
 
+def test_a_file_does_not_choose_what_is_looked_at(tmp_path: Path) -> None:
+    """A dictionary that brings a method `items` of its own would show the check something else than what it holds."""
+    program = b"\x80\x02ccollections\nOrderedDict\n)R(X\x01\x00\x00\x00aK\x01u"
+    program += b"}X\x05\x00\x00\x00itemscargparse\nNamespace\nsb."
+    with pytest.raises(ValueError, match="no dictionary of tensors"):
+        load_tensors(_zip(tmp_path / "evil.pt", program))
+
+
 def test_no_dictionary_of_tensors_is_said(tmp_path: Path) -> None:
     """A file of settings must not pass for an empty set of weights."""
     torch.save({"state_dict": {"a": 1}}, tmp_path / "x.ckpt")
