@@ -18,7 +18,7 @@ from models.tokens import TokenConfig
 from models.weights import fill, read_weights, weights_file
 
 BERT = "google-bert/bert-base-uncased"
-KINDS = ("mono", "lir-mono", "lir-dpr", "lir-col")
+KINDS = ("mono", "lir-mono", "lir-dpr", "col", "lir-col")
 POOLING = {"first": "cls", "mean": "mean"}
 UNREAD = ("pooler.", "embeddings.position_ids", "embeddings.token_type_ids")
 
@@ -69,29 +69,34 @@ def load(place: Path, backbone: str = BERT) -> CrossEncoder | DualEncoder | SumO
         model: CrossEncoder | DualEncoder | SumOfMax = pair
     else:
         tokens = TokenConfig(query, item, mention_tags=None, item_tag=None)
-        model, places = _bi_encoder(place, config, BackboneConfig(backbone), tokens)
+        model, places = _bi_encoder(place, config, tensors, BackboneConfig(backbone), tokens)
     fill(places, tensors, file)
     model.weights_sha256 = file_sha256(file)
     return model.eval()
 
 
 def _bi_encoder(
-    place: Path, config: dict[str, Any], backbone: BackboneConfig, tokens: TokenConfig
+    place: Path, config: dict[str, Any], tensors: dict[str, Tensor], backbone: BackboneConfig, tokens: TokenConfig
 ) -> tuple[DualEncoder | SumOfMax, dict[str, nn.Module]]:
-    _expect(place, config, add_marker_tokens=False, sparsification=None, query_expansion=False, doc_expansion=False)
-    normalize = bool(config.get("normalize")) or config.get("similarity_function") == "cosine"
+    _expect(place, config, add_marker_tokens=False, query_expansion=False, doc_expansion=False)
+    _expect(place, config, sparsification=None, sparsification_strategy=None)
+    cosine = config.get("similarity_function") == "cosine"
+    normalize = cosine or bool(config.get("normalize")) or config.get("normalization_strategy") == "l2"
     if config["model_type"] == "lir-dpr":
         _expect(place, config, projection=None)
-        ways = {
-            config.get(f"{side}_pooling_strategy", config.get("pooling_strategy", "first")) for side in ("query", "doc")
-        }
+        # Newer versions write both, but read the plain one alone.
+        sides = [config.get(f"{side}_pooling_strategy", "first") for side in ("query", "doc")]
+        ways = {config.get("pooling_strategy", way) for way in sides}
         if len(ways) != 1 or not ways <= POOLING.keys():
             raise ValueError(f"{place}: pooling {sorted(ways)} is not supported; expected first or mean on both sides")
         pooling: Any = POOLING[ways.pop()]
         dual = DualEncoder(backbone, tokens, pooling=pooling, normalize=normalize)
         return dual, {"": dual.query_encoder.model}
-    _expect(place, config, projection="linear_no_bias", query_aggregation_function="sum")
-    late = SumOfMax(backbone, tokens, width=config["embedding_dim"], normalize=normalize)
+    _expect(place, config, projection="linear_no_bias", query_aggregation_function="sum", doc_aggregation_function="max")
+    _expect(place, config, query_mask_scoring_tokens=None, doc_mask_scoring_tokens=None)
+    if "projection.weight" not in tensors:
+        raise ValueError(f"{place}: there is no projection.weight among its weights")
+    late = SumOfMax(backbone, tokens, width=len(tensors["projection.weight"]), normalize=normalize)
     assert late.projection is not None
     return late, {"": late.query_encoder.model, "projection.": late.projection}
 

@@ -177,7 +177,8 @@ class Gate(nn.Module):
 
     def scores(self, logits: Tensor, query: Tensor | None, item: Tensor | None) -> Tensor:
         """The scores (...) of `forward` in evaluation; see `probabilities` for the arguments."""
-        return torch.linalg.vecdot(self.probabilities(logits, query, item), logits)
+        scores: Tensor = torch.linalg.vecdot(self.probabilities(logits, query, item), logits)
+        return scores
 
     def reordered(self, order: Tensor) -> Gate:
         """The same gate for logits in another order: ``order`` (P,) holds the old place of each new one."""

@@ -238,6 +238,8 @@ def test_lightning_ir_models(tmp_path: Path) -> None:
         projection=None,
         similarity_function="dot",
         pooling_strategy="mean",
+        query_pooling_strategy="first",  # as version 0.0.6 writes them, and does not read them
+        doc_pooling_strategy="first",
         **lengths,
     )
     dpr = lightning_ir.load(tmp_path, str(tiny_backbone()))
@@ -246,10 +248,9 @@ def test_lightning_ir_models(tmp_path: Path) -> None:
 
     head = {"projection.weight": torch.randn(8, 16)}
     settings = {
-        "model_type": "lir-col",
+        "model_type": "col",
         "projection": "linear_no_bias",
-        "embedding_dim": 8,
-        "normalize": True,
+        "normalization_strategy": "l2",
         **lengths,
     }
     tensors = lightning_ir_folder(tmp_path, head, **settings)
@@ -258,6 +259,12 @@ def test_lightning_ir_models(tmp_path: Path) -> None:
     expected = [[float((q @ i.T).amax(dim=1).sum()) for i in several] for q in several[:2]]
     torch.testing.assert_close(scores(col, *plain), torch.tensor(expected), **CLOSE)
 
+    lightning_ir_folder(tmp_path, {}, **settings)
+    with pytest.raises(ValueError, match="no projection.weight"):
+        LearnedSimilarity.from_pretrained(tmp_path)
+    lightning_ir_folder(tmp_path, head, **settings, query_mask_scoring_tokens="punctuation")
+    with pytest.raises(ValueError, match="query_mask_scoring_tokens is 'punctuation', expected None"):
+        LearnedSimilarity.from_pretrained(tmp_path)
     lightning_ir_folder(tmp_path, {}, model_type="lir-dpr", projection="linear", **lengths)
     with pytest.raises(ValueError, match="projection is 'linear', expected None: our scores would differ"):
         LearnedSimilarity.from_pretrained(tmp_path)
