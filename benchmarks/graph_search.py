@@ -268,63 +268,61 @@ def paper_sized(space: Space) -> tuple[QNet, Reps]:
     return net, {name: part.repeat(-(-size // 8), 1, 1)[:size] for name, part in few.items()}
 
 
-def timed(space: Space, net: QNet, queries: Reps, singles: int, batch: int) -> None:
-    """Milliseconds a query, one by one and as a batch, and the share of the time outside the q-net."""
-    print(
-        f"| search | evaluations a query | ms, single | ms, {batch} at once | outside the q-net, single "
-        f"| outside the q-net, {batch} at once |\n"
-        "|---|---|---|---|---|---|",
-        flush=True,
-    )
-    clock = {"q-net": 0.0}
-    forward = net.forward
+class Watched:
+    """Adds up the seconds of a q-net."""
 
-    def watched(weights: Reps, x: Tensor) -> Tensor:
+    def __init__(self, net: QNet) -> None:
+        self.seconds = 0.0
+        self._forward = net.forward
+        net.forward = self._watched  # type: ignore[method-assign]
+
+    def _watched(self, weights: Reps, x: Tensor) -> Tensor:
         began = time.perf_counter()
-        scores = forward(weights, x)
-        clock["q-net"] += time.perf_counter() - began
+        scores = self._forward(weights, x)
+        self.seconds += time.perf_counter() - began
         return scores
 
-    net.forward = watched  # type: ignore[method-assign]
+
+def timed(space: Space, net: QNet, queries: Reps, singles: int, batch: int) -> None:
+    """Milliseconds a query, one by one (median) and as a batch, and what part of the batch's time is not the q-net's.
+
+    Of that part, the searcher's own steps are named apart; the rest gathers vectors and keeps account of scores.
+    """
+    columns = "search", "evaluations a query", "ms, single", f"ms, {batch} at once", "outside the q-net", "own steps"
+    print(f"{len(net.residuals)} x {space.vectors.shape[1]}\n\n| {' | '.join(columns)} |\n|---|---|---|---|---|---|")
+    watched = Watched(net)
     items: Reps = {"vector": space.vectors}
-
-    def everything(rows: NDArray[np.int64]) -> int:
-        some = {name: part[torch.from_numpy(rows)] for name, part in queries.items()}
-        with torch.inference_mode():
-            OneNet(net).score(some, items).topk(K)
-        return len(space.vectors) * len(rows)
-
-    runs: dict[str, Callable[[NDArray[np.int64]], int]] = {"exhaustive": everything}
+    one = {name: part[:1] for name, part in queries.items()}
+    with torch.inference_mode():
+        began = time.perf_counter()
+        OneNet(net).score(one, items).topk(K)
+        print(
+            f"| exhaustive | {len(space.vectors):,} | {1000 * (time.perf_counter() - began):,.1f} | | | |", flush=True
+        )
     scorer = Scorer.from_similarity(OneNet(net), queries, items)
     task = SearchTask(space.collection, scorer, np.arange(len(space.collection.queries)), np.arange(0))
     for name, make in TIMED.items():
         searcher = make()
         searcher.index(task)
-
-        def search(rows: NDArray[np.int64], searcher: Searcher = searcher) -> int:
-            scorer.forget(rows)
-            return int(searcher.search(rows, K).calls.sum())
-
-        runs[name] = search
-    for name, run in runs.items():
-        cells, shares = [], []
-        some = np.arange(1 if name == "exhaustive" else singles)
-        run(some[:1])  # once unmeasured
-        for batches in (np.split(some, len(some)), [np.arange(batch)]):
-            clock["q-net"], began, size = 0.0, time.perf_counter(), sum(map(len, batches))
-            calls = sum(map(run, batches)) / size
-            spent = time.perf_counter() - began
-            cells.append(f"{1000 * spent / size:,.1f}")
-            shares.append(f"{1 - clock['q-net'] / spent:.1%}")
-        print(f"| {name} | {calls:,.0f} | {' | '.join(cells)} | {' | '.join(shares)} |", flush=True)
-    net.forward = forward  # type: ignore[method-assign]
+        searcher.search(np.arange(singles, singles + 1), K)  # once unmeasured
+        spent = []
+        for row in range(singles):
+            began = time.perf_counter()
+            searcher.search(np.array([row]), K)
+            spent.append(1000 * (time.perf_counter() - began))
+        scorer.forget(np.arange(singles + 1))
+        watched.seconds, began = 0.0, time.perf_counter()
+        ranking = searcher.search(np.arange(batch), K)
+        seconds = time.perf_counter() - began
+        scorer.forget(np.arange(batch))
+        own = sum(ranking.seconds.values()) - ranking.seconds["scoring"]
+        print(
+            f"| {name} | {ranking.calls.mean():,.0f} | {np.median(spent):,.1f} | {1000 * seconds / batch:,.1f} "
+            f"| {1 - watched.seconds / seconds:.1%} | {own / seconds:.1%} |",
+            flush=True,
+        )
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    graph = GRAPH.folder
-    assert graph is not None
-    print(
-        f"peak memory of the process {peak:,.0f} MB; vectors {space.vectors.nbytes / 1e6:,.0f} MB, graph "
-        f"{(graph / 'neighbors.npy').stat().st_size / 1e6:,.0f} MB"
-    )
+    print(f"\npeak memory of the process so far {peak:,.0f} MB; vectors {space.vectors.nbytes / 1e6:,.0f} MB\n")
 
 
 def floor(width: int, depth: int, items: int, repeats: int = 25) -> None:
@@ -373,9 +371,8 @@ def main() -> None:
     net, queries = trained_queries(space, DEPTH, STEPS, CHECKPOINT)
     if options.command == "quality":
         quality(space, exhaustive(space, net, queries), options.plot)
-    elif options.width == space.vectors.shape[1]:
-        timed(space, net, queries, singles=8, batch=32)
     else:
+        timed(space, net, queries, singles=8, batch=32)
         timed(space, *paper_sized(space), singles=2, batch=8)
 
 
