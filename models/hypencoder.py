@@ -335,18 +335,18 @@ class Hypencoder(TwoTowers):
         assert isinstance(vectors, Tensor)
         size = num_rows(queries)
         if size > 1 and vectors.device.type in ALONE:
-            lists = [None] * size if candidates is None else candidates.expand(size, -1).split(1)
+            lists = [None] * size if candidates is None else torch.split(candidates.expand(size, -1), 1)
             rows = [_rows(queries, slice(row, row + 1)) for row in range(size)]
             return torch.cat([self.score(one, items, own) for one, own in zip(rows, lists, strict=True)])
         widest = max(width for _, width in self.q_net.shapes)
         hidden = HIDDEN_AT_ONCE.get(vectors.device.type, HIDDEN_AT_ONCE["cpu"])
         step = max(ITEMS_AT_LEAST, hidden // (max(size, 1) * widest))
         if candidates is None:
-            blocks = [block.expand(size, -1, -1) for block in vectors.split(step)]
+            blocks = [block.expand(size, -1, -1) for block in torch.split(vectors, step)]
             return torch.cat([self.q_net(queries, block) for block in blocks], dim=1)
         scores = [
             self.q_net(queries, F.embedding(block.clamp_min(0), vectors).expand(size, -1, -1))
-            for block in candidates.split(step, dim=1)
+            for block in torch.split(candidates, step, dim=1)
         ]
         return torch.cat(scores, dim=1).masked_fill(candidates < 0, -torch.inf)
 
@@ -356,7 +356,7 @@ class Hypencoder(TwoTowers):
         order = torch.argsort(query_rows, stable=True)
         scores = torch.empty(len(query_rows), device=query_rows.device)
         if query_rows.device.type in ALONE:
-            for row, places in zip(asked.tolist(), order.split(counts.tolist()), strict=True):
+            for row, places in zip(asked.tolist(), torch.split(order, counts.tolist()), strict=True):
                 found = self.score(_rows(queries, slice(row, row + 1)), items, item_rows[places][None])
                 scores[places] = found[0].to(scores.dtype)
             return scores
