@@ -2,7 +2,7 @@
 
     python -m benchmarks.graph_search quality [--plot docs/graph_search.svg]
     python -m benchmarks.graph_search time
-    python -m benchmarks.graph_search floor [--width 768 --depth 6 --items 8192]
+    python -m benchmarks.graph_search floor [--width 768 --depth 6]
 
 The items and the q-nets are those of benchmarks.graph_search_data; vectors, exhaustive scores and the graph of 100
 neighbours are made once and kept under out/graph-search. ``quality`` takes every score from the exhaustive ones, so
@@ -14,10 +14,12 @@ round's items max(n, k) are offered; it stops after a round that adds nothing.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import resource
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,18 +30,25 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks.graph_search_data import Space, trained_queries
+from datamodules.records import Collection
 from datamodules.reps import Reps
+from datamodules.wordnet import TEST_WORLDS
 from models.hypencoder import Hypencoder, QNet, QNetConfig
-from retrieval.graph import GraphConfig, build_graph
-from retrieval.graph_search import EntryPoints, GraphSearch, RandomItems
+from retrieval.first_stage import BM25
+from retrieval.graph import GraphConfig, build_graph, load_graph
+from retrieval.graph_search import EntryPoints, GraphSearch, RandomItems, Retrieved, own_vectors
 from retrieval.linear_search import LinearSearch
+from retrieval.score_matrix import build_matrix
 from retrieval.scorer import Represented, Scorer
-from retrieval.searcher import Ranking, Searcher, SearchTask
+from retrieval.searcher import Searcher, SearchTask, Stopwatch
 from retrieval.topk import top_columns
 
 CACHE = Path("out/graph-search")
 DEPTH, STEPS, DEGREE, K = 2, 200, 100, 100
+CHECKPOINT = CACHE / f"depth-{DEPTH}-steps-{STEPS}.safetensors"
 Make = Callable[[], Searcher]
+GRAPH = GraphConfig(DEGREE, folder=CACHE / "graph-100")
+Setting = tuple[str, Make]  # and its name
 
 
 class OneNet:
@@ -56,148 +65,267 @@ class OnGraph(GraphSearch):
     """Over the first neighbours of one graph, so that degrees share it."""
 
     def __init__(self, entry: EntryPoints, degree: int, breadth: int, rounds: int, **settings: Any) -> None:
-        graph = GraphConfig(DEGREE, folder=CACHE / "graph-100")
-        super().__init__(None, entry, graph, breadth, rounds, **settings)
+        super().__init__(None, entry, GRAPH, breadth, rounds, **settings)
         self.degree = degree
 
-    def _near(self, items: NDArray[np.int64]) -> NDArray[np.int64]:
-        near = super()._near(items).reshape(*items.shape, -1)
-        return near[:, :, : self.degree].reshape(len(items), -1)
+    def prepare(self, watch: Stopwatch) -> None:
+        vectors = own_vectors(self.task, None)
+        self._neighbors = load_graph(CACHE / "graph-100", len(vectors))[:, : self.degree]
+        self.entry_points.index(self.task, vectors)
 
 
-def methods() -> dict[str, list[tuple[str, Make]]]:
-    """Curves: by name, the settings in the order of their cost."""
+class Looked(Scorer):
+    """Known scores, looked up and no more."""
 
-    def paper(count: int, breadth: int, rounds: int) -> tuple[str, Make]:
-        settings = {"offered": max(breadth, K), "stop_early": True}
-        return f"({count:,}, {breadth}, {rounds})", lambda: OnGraph(
-            RandomItems(count), DEGREE, breadth, rounds + 1, **settings
-        )
+    def __init__(self, matrix: NDArray[np.float32]) -> None:
+        super().__init__(lambda queries, items: matrix[queries, items], *matrix.shape)
+        self.matrix = matrix
 
-    def linear(budget: int, rounds: int) -> tuple[str, Make]:
-        return f"{budget:,} evaluations, {rounds} rounds", lambda: LinearSearch(budget=budget, rounds=rounds)
+    def score_lists(self, query_rows: NDArray[np.int64], item_rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        found = self.matrix[query_rows[:, None], item_rows]
+        found[item_rows < 0] = -np.inf
+        return found
 
-    def best_first(entry: EntryPoints, degree: int, breadth: int, rounds: int) -> tuple[str, Make]:
-        return f"breadth {breadth}, rounds {rounds}", lambda: OnGraph(entry, degree, breadth, rounds, best_first=True)
 
-    few, walks = RandomItems(256), [(4, 6), (4, 12), (8, 12), (16, 24), (32, 48)]
-    return {
-        "paper": [paper(10_000, 64, 16), paper(10_000, 328, 20)],
-        "paper, 256 entry points": [paper(256, 64, 16), paper(256, 328, 20)],
-        "best first, 256 entry points": [best_first(few, DEGREE, *walk) for walk in walks],
-        "best first, 256 entry points, degree 16": [best_first(few, 16, 4 * b, r) for b, r in walks],
-        "linear, 256 anchors": [linear(budget, 6) for budget in (500, 1_000, 1_756, 4_000, 8_000)],
-        "linear, 256 anchors, 2 rounds": [linear(budget, 2) for budget in (500, 1_000, 1_756, 4_000, 8_000)],
-    }
+class IndexedOnce(BM25):
+    """Walks of all lengths share its index."""
+
+    def index(self, collection: Collection) -> None:
+        if not self.num_items:
+            super().index(collection)
+
+
+def algorithm_1(count: int, breadth: int, rounds: int) -> Setting:
+    """As the released code runs it."""
+    settings = {"offered": max(breadth, K), "stop_early": True}
+    make = partial(OnGraph, RandomItems(count), DEGREE, breadth, rounds + 1, **settings)
+    return f"({count:,}, {breadth}, {rounds})", make
+
+
+def best_first(entry: EntryPoints, degree: int = DEGREE) -> list[Setting]:
+    """Walks of all lengths."""
+    walks = [(breadth, rounds) for breadth in (8, 32) for rounds in (6, 12, 24, 48)]
+    return [(f"breadth {n}, {r} rounds", partial(OnGraph, entry, degree, n, r, best_first=True)) for n, r in walks]
+
+
+def linear(settings: dict[str, Any]) -> Setting:
+    """By what is set."""
+    return ", ".join(f"{name} {value:,}" for name, value in settings.items()), partial(LinearSearch, **settings)
+
+
+PAPER = algorithm_1(10_000, 64, 16), algorithm_1(10_000, 328, 20)
+FEW = RandomItems(256)
+FIXED = {
+    "Algorithm 1": list(PAPER),
+    "Algorithm 1, 256 entry points": [algorithm_1(256, 64, 16), algorithm_1(256, 328, 20)],
+}
+WALKS = {
+    "best first, 10,000 entry points": best_first(RandomItems(10_000)),
+    "best first, 256 entry points": best_first(FEW),
+    "best first, 256 entry points, degree 32": best_first(FEW, 32),
+    "best first, 256 entry points of BM25": best_first(Retrieved(IndexedOnce(), 256)),
+}
+TIMED: dict[str, Make] = {
+    "Algorithm 1 (10,000, 64, 16)": PAPER[0][1],
+    "Algorithm 1 (10,000, 328, 20)": PAPER[1][1],
+    "best first, 256 entry points, breadth 32, 24 rounds": WALKS["best first, 256 entry points"][6][1],
+    "linear, 1,000 evaluations, 2 rounds": partial(LinearSearch, budget=1_000, rounds=2),
+    "linear, 1,000 evaluations, 6 rounds": partial(LinearSearch, budget=1_000),
+}
+LINEAR = {"rounds": (2, 6, 12), "anchors": (128, 256, 512), "components": (64, 128, 256), "ridge": (0.03, 0.1, 0.3)}
+BUDGETS = (600, 800, 1_000, 1_300, 1_756, 2_500, 4_000, 8_000)
 
 
 def exhaustive(space: Space, net: QNet, queries: Reps) -> NDArray[np.float32]:
-    """(Q, N), kept."""
-    path = CACHE / "scores.npy"
-    if path.exists():
-        known: NDArray[np.float32] = np.load(path)
-        return known
-    model, rows = OneNet(net), []
-    with torch.inference_mode():
-        for row in range(len(space.collection.queries)):
-            one = {name: part[row : row + 1] for name, part in queries.items()}
-            rows.append(model.score(one, {"vector": space.vectors})[0].numpy())
-    scores = np.stack(rows)
-    np.save(path, scores)
-    return scores
+    """(Q, N), kept query by query."""
+    rows = np.arange(len(space.collection.queries))
+    scorer = Scorer.from_similarity(OneNet(net), queries, {"vector": space.vectors}, pairs=len(space.vectors))
+    weights = hashlib.sha256(CHECKPOINT.read_bytes()).hexdigest()
+    return build_matrix(
+        scorer, space.collection, rows, weights, CACHE / "scores", query_block=1, item_block=len(space.vectors)
+    ).scores
 
 
-def recall(ranking: Ranking, exact: NDArray[np.int64], k: int) -> float:
-    """Share of the exact top k among the first k."""
-    pairs = zip(ranking.items[:, :k], exact[:, :k], strict=True)
-    return float(np.mean([len(set(found) & set(known)) / k for found, known in pairs]))
+@dataclass(frozen=True)
+class Point:
+    """Means over queries: evaluations, recall@10 and half of its 95 % interval, recall@100."""
+
+    evaluations: float
+    recall: float
+    error: float
+    recall_100: float
+
+    def __str__(self) -> str:
+        return f"{self.evaluations:,.0f} | {self.recall:.3f} ± {self.error:.3f} | {self.recall_100:.3f}"
+
+
+class Known:
+    """Searches with the exhaustive scores at hand.
+
+    Attributes:
+        tuning: rows of the queries that settings are chosen on, the first half of each world's.
+        held_out: rows of the others, which results are reported on.
+    """
+
+    def __init__(self, space: Space, scores: NDArray[np.float32]) -> None:
+        rows = np.arange(len(scores))
+        scorer = Looked(scores)
+        scorer.represented = Represented(None, {}, {"vector": space.vectors})
+        self.task = SearchTask(space.collection, scorer, rows, rows[:0])
+        self.exact = top_columns(scores, K)
+        tuning, held_out = np.split(rows.reshape(len(TEST_WORLDS), 2, -1), 2, axis=1)
+        self.tuning, self.held_out = tuning.ravel(), held_out.ravel()
+
+    def indexed(self, make: Make) -> Searcher:
+        """A searcher, ready."""
+        searcher = make()
+        searcher.index(self.task)
+        return searcher
+
+    def point(self, searcher: Searcher, rows: NDArray[np.int64]) -> Point:
+        """What it finds for these queries."""
+        ranking = searcher.search(rows, K)
+        pairs = list(zip(ranking.items, self.exact[rows], strict=True))
+        ten, hundred = (np.array([len(np.intersect1d(a[:k], b[:k])) / k for a, b in pairs]) for k in (10, K))
+        error = 1.96 * ten.std() / len(rows) ** 0.5
+        return Point(float(ranking.calls.mean()), float(ten.mean()), float(error), float(hundred.mean()))
+
+
+def tuned_linear(known: Known) -> list[Setting]:
+    """One setting after the other is chosen by recall@10 of the tuning queries, at one budget; then all budgets."""
+    chosen: dict[str, Any] = {"budget": 1_000}
+    for name, values in LINEAR.items():
+        tried = {value: known.indexed(linear(chosen | {name: value})[1]) for value in values}
+        found = {value: known.point(searcher, known.tuning).recall for value, searcher in tried.items()}
+        chosen[name] = max(values, key=found.__getitem__)
+        print(f"{name}: " + ", ".join(f"{value} {recall:.3f}" for value, recall in found.items()), flush=True)
+    return [linear(chosen | {"budget": budget}) for budget in BUDGETS]
 
 
 def quality(space: Space, scores: NDArray[np.float32], plot: Path | None) -> None:
-    """Prints the table of all curves and draws it."""
-    exact = top_columns(scores, K)
-    rows = np.arange(len(scores))
-    curves: dict[str, list[tuple[float, float, float]]] = {}
-    print("| search | setting | evaluations a query | recall@10 | recall@100 |\n|---|---|---|---|---|")
-    for name, settings in methods().items():
-        for setting, make in settings:
-            searcher, scorer = make(), Scorer.from_matrix(scores)
-            scorer.represented = Represented(None, {}, {"vector": space.vectors})
-            searcher.index(SearchTask(space.collection, scorer, rows, rows[:0]))
-            ranking = searcher.search(rows, K)
-            point = float(ranking.calls.mean()), recall(ranking, exact, 10), recall(ranking, exact, 100)
-            curves.setdefault(name, []).append(point)
-            print(f"| {name} | {setting} | {point[0]:,.0f} | {point[1]:.3f} | {point[2]:.3f} |", flush=True)
+    """Prints what the held-out queries give at the settings that the tuning queries chose, and draws it."""
+    known = Known(space, scores)
+    print(f"{len(known.tuning)} tuning and {len(known.held_out)} held-out queries, {scores.shape[1]:,} items\n")
+    goals: list[tuple[str, Point, Point]] = []  # of the paper's settings: on the tuning queries, on the held-out ones
+    curves: dict[str, list[Point]] = {}
+    reached: list[str] = []
+    table = ["| search | setting | evaluations a query | recall@10 | recall@100 |", "|---|---|---|---|---|"]
+    for name, settings in (FIXED | WALKS | {"linear": tuned_linear(known)}).items():
+        ready = [(setting, known.indexed(make)) for setting, make in settings]
+        tuned = [(known.point(searcher, known.tuning), setting, searcher) for setting, searcher in ready]
+        tuned.sort(key=lambda one: one[0].evaluations)
+        best = np.maximum.accumulate([-1, *(point.recall for point, _, _ in tuned)])
+        # A setting is kept where no cheaper one finds as much for the tuning queries.
+        kept = [one for one, before in zip(tuned, best[:-1], strict=True) if name in FIXED or one[0].recall > before]
+        shown = [(point, known.point(searcher, known.held_out), setting) for point, setting, searcher in kept]
+        curves[name] = [point for _, point, _ in shown]
+        table += [f"| {name} | {setting} | {point} |" for _, point, setting in shown]
+        print(f"{table[-1]}", flush=True)
+        goals = goals or [(setting, least, whole) for least, whole, setting in shown]
+        for goal, least, whole in goals:
+            cell = "not reached | | | | |"
+            for point in (one for one in shown if one[0].recall >= least.recall):
+                share = point[1].evaluations / whole.evaluations
+                cell = f"{point[2]} | {point[1]} | {share:.3f} |"
+                break
+            reached.append(f"| {goal} | {name} | {cell}")
+    print("\n".join(table))
+    print("\n| at the recall@10 of | search | setting | evaluations | recall@10 | recall@100 | share of evaluations |")
+    print("\n".join(["|---|---|---|---|---|---|---|", *sorted(reached)]))
     if plot is not None:
-        figure = Figure(figsize=(10, 4.2), layout="constrained")
-        for panel, place, k in zip(figure.subplots(1, 2, sharey=True), (1, 2), (10, 100), strict=True):
-            for (name, points), marker in zip(curves.items(), "*Pos^D", strict=True):
-                ordered = sorted(points)
-                panel.plot(
-                    [p[0] for p in ordered], [p[place] for p in ordered], marker=marker, markersize=5, label=name
-                )
-            panel.set(xlabel="q-net evaluations a query", ylabel=f"recall@{k}", xscale="log", ylim=(0, 1.03))
-            panel.grid(alpha=0.3)
-        panel.legend(fontsize=7)
-        figure.suptitle(f"{len(exact)} queries, {scores.shape[1]:,} items, recall against exhaustive search")
-        figure.savefig(plot, metadata={"Date": None})
+        draw(curves, len(known.held_out), scores.shape[1], plot)
 
 
-def timed(space: Space, net: QNet, queries: Reps, singles: int) -> None:
-    """Milliseconds a query, one by one and 32 at once, and the share of the time outside the q-net."""
-    print(
-        "| search | ms, single | ms, batch of 32 | outside the q-net, single | batch |\n|---|---|---|---|---|",
-        flush=True,
+def draw(curves: dict[str, list[Point]], queries: int, items: int, plot: Path) -> None:
+    """Recall by evaluations."""
+    figure = Figure(figsize=(10, 5.2), layout="constrained")
+    panels = figure.subplots(1, 2, sharey=True)
+    for panel, (attribute, k) in zip(panels, (("recall", 10), ("recall_100", 100)), strict=True):
+        for (name, points), marker in zip(curves.items(), "*PosvD^", strict=True):
+            line = "none" if name in FIXED else "-"
+            x, y = [p.evaluations for p in points], [getattr(p, attribute) for p in points]
+            panel.plot(x, y, marker=marker, markersize=9 if name in FIXED else 4, linestyle=line, label=name)
+        panel.axvline(items, color="grey", linestyle=":", label="exhaustive")
+        panel.set(xlabel="q-net evaluations a query", ylabel=f"recall@{k}", xscale="log", ylim=(0, 1.03))
+        panel.grid(alpha=0.3)
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=8)
+    figure.suptitle(
+        f"Recall against exhaustive search: {queries} held-out queries, {items:,} items, 2 x 384 q-nets", fontsize=11
     )
-    clock = {"q-net": 0.0}
-    forward = net.forward
+    figure.savefig(plot, metadata={"Date": None})
 
-    def watched(weights: Reps, x: Tensor) -> Tensor:
+
+def paper_sized(space: Space) -> tuple[QNet, Reps]:
+    """Random q-nets of 6 x 768 for 768-wide items, each vector twice: neighbours stay neighbours. For times only."""
+    space.vectors = torch.cat([space.vectors, space.vectors], dim=1)
+    width, size = space.vectors.shape[1], len(space.collection.queries)
+    net = QNet(QNetConfig((width,) * 6), width).eval()
+    torch.manual_seed(0)
+    few = {
+        name: torch.randn(8, *shape) / width**0.5 if name.startswith("weight") else torch.zeros(8, *shape)
+        for name, shape in zip(net.names, net.shapes, strict=True)
+    }
+    return net, {name: part.repeat(-(-size // 8), 1, 1)[:size] for name, part in few.items()}
+
+
+class Watched:
+    """Adds up the seconds of a q-net."""
+
+    def __init__(self, net: QNet) -> None:
+        self.seconds = 0.0
+        self._forward = net.forward
+        net.forward = self._watched  # type: ignore[method-assign]
+
+    def _watched(self, weights: Reps, x: Tensor) -> Tensor:
         began = time.perf_counter()
-        scores = forward(weights, x)
-        clock["q-net"] += time.perf_counter() - began
+        scores = self._forward(weights, x)
+        self.seconds += time.perf_counter() - began
         return scores
 
-    net.forward = watched  # type: ignore[method-assign]
+
+def timed(space: Space, net: QNet, queries: Reps, singles: int, batch: int) -> None:
+    """Milliseconds a query, one by one (median) and as a batch, and what part of the batch's time is not the q-net's.
+
+    Of that part, the searcher's own steps are named apart; the rest gathers vectors and keeps account of scores.
+    """
+    columns = "search", "evaluations a query", "ms, single", f"ms, {batch} at once", "outside the q-net", "own steps"
+    print(f"{len(net.residuals)} x {space.vectors.shape[1]}\n\n| {' | '.join(columns)} |\n|---|---|---|---|---|---|")
+    watched = Watched(net)
     items: Reps = {"vector": space.vectors}
-
-    def everything(rows: NDArray[np.int64]) -> None:
-        some = {name: part[torch.from_numpy(rows)] for name, part in queries.items()}
-        with torch.inference_mode():
-            OneNet(net).score(some, items).topk(K)
-
-    made = methods()
-    chosen = {
-        "paper (10,000, 64, 16)": made["paper"][0][1],
-        "paper (10,000, 328, 20)": made["paper"][1][1],
-        "best first (256, 16, 24)": made["best first, 256 entry points"][3][1],
-        "linear, 1,756 evaluations, 6 rounds": made["linear, 256 anchors"][2][1],
-        "linear, 1,756 evaluations, 2 rounds": made["linear, 256 anchors, 2 rounds"][2][1],
-    }
-    runs: dict[str, Callable[[NDArray[np.int64]], object]] = {"exhaustive": everything}
+    one = {name: part[:1] for name, part in queries.items()}
+    with torch.inference_mode():
+        began = time.perf_counter()
+        OneNet(net).score(one, items).topk(K)
+        print(
+            f"| exhaustive | {len(space.vectors):,} | {1000 * (time.perf_counter() - began):,.1f} | | | |", flush=True
+        )
     scorer = Scorer.from_similarity(OneNet(net), queries, items)
     task = SearchTask(space.collection, scorer, np.arange(len(space.collection.queries)), np.arange(0))
-    for name, make in chosen.items():
+    for name, make in TIMED.items():
         searcher = make()
         searcher.index(task)
-        runs[name] = lambda rows, searcher=searcher: (scorer.forget(rows), searcher.search(rows, K))  # type: ignore[misc]
-    for name, search in runs.items():
-        cells, shares = [], []
-        few = 1 if name == "exhaustive" else singles
-        for batches in ([np.array([row]) for row in range(few)], [np.arange(32)]):
-            clock["q-net"], began = 0.0, time.perf_counter()
-            for rows in batches:
-                search(rows)
-            spent = time.perf_counter() - began
-            cells.append(f"{1000 * spent / sum(map(len, batches)):,.1f}")
-            shares.append(f"{1 - clock['q-net'] / spent:.1%}")
-        print(f"| {name} | {' | '.join(cells)} | {' | '.join(shares)} |", flush=True)
-    net.forward = forward  # type: ignore[method-assign]
+        searcher.search(np.arange(singles, singles + 1), K)  # once unmeasured
+        spent = []
+        for row in range(singles):
+            began = time.perf_counter()
+            searcher.search(np.array([row]), K)
+            spent.append(1000 * (time.perf_counter() - began))
+        scorer.forget(np.arange(singles + 1))
+        watched.seconds, began = 0.0, time.perf_counter()
+        ranking = searcher.search(np.arange(batch), K)
+        seconds = time.perf_counter() - began
+        scorer.forget(np.arange(batch))
+        own = sum(ranking.seconds.values()) - ranking.seconds["scoring"]
+        print(
+            f"| {name} | {ranking.calls.mean():,.0f} | {np.median(spent):,.1f} | {1000 * seconds / batch:,.1f} "
+            f"| {1 - watched.seconds / seconds:.1%} | {own / seconds:.1%} |",
+            flush=True,
+        )
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(f"peak memory of the process {peak:,.0f} MB; vectors {space.vectors.nbytes / 1e6:,.0f} MB")
+    print(f"\npeak memory of the process so far {peak:,.0f} MB; vectors {space.vectors.nbytes / 1e6:,.0f} MB\n")
 
 
-def floor(width: int, depth: int, items: int, repeats: int = 5) -> None:
+def floor(width: int, depth: int, items: int, repeats: int = 25) -> None:
     """Milliseconds of scoring and of its matrix products alone, in the same blocks; medians of paired repeats."""
     config = QNetConfig((width,) * depth)
     net = QNet(config, width).eval()
@@ -229,22 +357,23 @@ def main() -> None:
     """Runs one command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=["quality", "time", "floor"])
-    parser.add_argument("--queries", type=int, default=12, help="of each test world")
+    parser.add_argument("--queries", type=int, default=32, help="of each test world; half of them choose the settings")
     parser.add_argument("--plot", type=Path, default=None)
     parser.add_argument("--width", type=int, default=384)
     parser.add_argument("--depth", type=int, default=DEPTH)
-    parser.add_argument("--items", type=int, default=32_768)
+    parser.add_argument("--items", type=int, default=8_192)
     options = parser.parse_args()
     if options.command == "floor":
         floor(options.width, options.depth, options.items)
         return
     space = Space.of_wordnet(options.queries)
-    net, queries = trained_queries(space, DEPTH, STEPS, CACHE)
+    build_graph(space.vectors.numpy(), GRAPH)
+    net, queries = trained_queries(space, DEPTH, STEPS, CHECKPOINT)
     if options.command == "quality":
         quality(space, exhaustive(space, net, queries), options.plot)
     else:
-        build_graph(space.vectors.numpy(), GraphConfig(DEGREE, folder=CACHE / "graph-100"))
-        timed(space, net, queries, singles=8)
+        timed(space, net, queries, singles=8, batch=32)
+        timed(space, *paper_sized(space), singles=2, batch=8)
 
 
 if __name__ == "__main__":

@@ -59,7 +59,7 @@ class Space:
             worlds[name] = first, len(world.items), world.queries, gold
             items += world.items
             if name in TEST_WORLDS:
-                for row in np.random.default_rng(0).permutation(len(world.queries))[: 2 * queries : 2]:
+                for row in np.random.default_rng(0).permutation(len(world.queries))[:queries]:
                     asked.append(world.queries[row])
                     judged.append({int(gold[row]): 1})
         ids = text.items(items, cls=True)["ids"]
@@ -84,12 +84,11 @@ class Space:
         return self.embeddings[padded.long()] + inside[..., None] * mark, mask
 
 
-def trained_queries(space: Space, depth: int, steps: int, cache: Path) -> tuple[QNet, Reps]:
-    """The q-nets of the searched queries; training is done once and kept."""
+def trained_queries(space: Space, depth: int, steps: int, path: Path) -> tuple[QNet, Reps]:
+    """The q-nets of the searched queries; training is done once, its result kept in ``path``."""
     net = QNet(QNetConfig((WIDTH,) * depth), WIDTH).eval()
     torch.manual_seed(0)
     head = Hyperhead(WIDTH, net.shapes, depth + 1, "paper")
-    path = cache / f"depth-{depth}-steps-{steps}.safetensors"
     if path.exists():
         head.load_state_dict(load_file(path))
     else:

@@ -31,10 +31,11 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 Q_NETS_AT_ONCE = 64  # bounds what lies between the attention and the finished weights: several times the weights
 # Numbers in one hidden state of all q-nets: a CPU's caches should hold what stands between the products, a GPU wants
 # few large ones. However many queries there are, reading the weights must not dominate: so many items at least.
-HIDDEN_AT_ONCE = {"cpu": 2**20, "cuda": 2**25}
+HIDDEN_AT_ONCE = {"cpu": 2**19, "cuda": 2**25}
 ITEMS_AT_LEAST = 256
-# Padding included. A CPU takes each query alone, which copies no weights and pads nothing.
-PAIRS_AT_ONCE = {"cpu": 1, "cuda": 2**14}
+PAIRS_AT_ONCE = 2**14  # padding included
+# Devices that take each query alone: a CPU keeps its weights in the caches while all its candidates pass.
+ALONE = frozenset({"cpu"})
 
 Scale = Literal["paper", "released"]
 Norm = Literal["before_residual", "after_residual", "none"]
@@ -333,24 +334,34 @@ class Hypencoder(TwoTowers):
         vectors = items["vector"]
         assert isinstance(vectors, Tensor)
         size = num_rows(queries)
-        if candidates is None:
-            candidates = torch.arange(len(vectors), device=vectors.device)[None]
+        if size > 1 and vectors.device.type in ALONE:
+            lists = [None] * size if candidates is None else torch.split(candidates.expand(size, -1), 1)
+            rows = [_rows(queries, slice(row, row + 1)) for row in range(size)]
+            return torch.cat([self.score(one, items, own) for one, own in zip(rows, lists, strict=True)])
         widest = max(width for _, width in self.q_net.shapes)
         hidden = HIDDEN_AT_ONCE.get(vectors.device.type, HIDDEN_AT_ONCE["cpu"])
         step = max(ITEMS_AT_LEAST, hidden // (max(size, 1) * widest))
-        scores = torch.cat(
-            [self.q_net(queries, vectors[part].expand(size, -1, -1)) for part in torch.split(candidates, step, dim=1)],
-            dim=1,
-        )
-        return scores.masked_fill(candidates < 0, -torch.inf)
+        if candidates is None:
+            blocks = [block.expand(size, -1, -1) for block in torch.split(vectors, step)]
+            return torch.cat([self.q_net(queries, block) for block in blocks], dim=1)
+        scores = [
+            self.q_net(queries, F.embedding(block.clamp_min(0), vectors).expand(size, -1, -1))
+            for block in torch.split(candidates, step, dim=1)
+        ]
+        return torch.cat(scores, dim=1).masked_fill(candidates < 0, -torch.inf)
 
     def score_pairs(self, queries: Reps, items: Reps, query_rows: Tensor, item_rows: Tensor) -> Tensor:
         """See `LearnedSimilarity.score_pairs`; a query's pairs become one list, so its weights are read once."""
         asked, counts = torch.unique(query_rows, return_counts=True)
-        offsets = F.pad(counts.cumsum(0), (1, 0))
-        pairs = Ragged(torch.argsort(query_rows, stable=True), offsets)
+        order = torch.argsort(query_rows, stable=True)
         scores = torch.empty(len(query_rows), device=query_rows.device)
-        for bucket in buckets(counts, PAIRS_AT_ONCE.get(query_rows.device.type, PAIRS_AT_ONCE["cuda"])):
+        if query_rows.device.type in ALONE:
+            for row, places in zip(asked.tolist(), torch.split(order, counts.tolist()), strict=True):
+                found = self.score(_rows(queries, slice(row, row + 1)), items, item_rows[places][None])
+                scores[places] = found[0].to(scores.dtype)
+            return scores
+        pairs = Ragged(order, F.pad(counts.cumsum(0), (1, 0)))
+        for bucket in buckets(counts, PAIRS_AT_ONCE):
             places, real = pairs.take(bucket).pad()
             candidates = item_rows[places].masked_fill(~real, -1)
             scores[places[real]] = self.score(_rows(queries, asked[bucket]), items, candidates)[real].to(scores.dtype)
@@ -372,9 +383,6 @@ class Hypencoder(TwoTowers):
         return model
 
 
-def _rows(queries: Reps, rows: Tensor) -> dict[str, Tensor | Ragged]:
-    """The queries at ``rows``; a view where they follow each other: their weights are large."""
-    first, size = int(rows[0]), len(rows)
-    follow = bool((rows == torch.arange(first, first + size, device=rows.device)).all())
-    index = slice(first, first + size) if follow else rows
-    return {name: part[index] for name, part in queries.items() if isinstance(part, Tensor)}
+def _rows(queries: Reps, rows: Tensor | slice) -> Reps:
+    """The queries at ``rows``; a slice copies nothing: their weights are large."""
+    return {name: part[rows] for name, part in queries.items() if isinstance(part, Tensor)}

@@ -87,8 +87,8 @@ class LinearSearch(Searcher):
             self._anchors = np.sort(order[: self.anchors])
             some = vectors[order[:SAMPLE]]
             centre = some.mean(axis=0)
-            _, _, axes = np.linalg.svd(some - centre, full_matrices=False)
-            reduced = (vectors - centre) @ axes[: self.components].T
+            _, axes = np.linalg.eigh(np.cov(some.T, dtype=np.float64).reshape(len(centre), -1))
+            reduced = (vectors - centre) @ axes[:, ::-1][:, : self.components].astype(np.float32)
             # A last column of ones is the model's offset, which is not penalised.
             self._reduced: Floats = np.pad(reduced, ((0, 0), (0, 1)), constant_values=1).astype(np.float32)
             self._penalty = self.ridge * np.append(np.full(reduced.shape[1], reduced.var()), 0.0)
@@ -107,26 +107,25 @@ class LinearSearch(Searcher):
         return self.ranked(query_rows, items, scores, k, watch)
 
     def _search(self, query_rows: Rows, watch: Stopwatch) -> tuple[Rows, Scores]:
-        items = np.tile(self._anchors, (len(query_rows), 1))
+        size, width = len(query_rows), self._reduced.shape[1]
+        fresh = items = np.tile(self._anchors, (size, 1))
         with watch.step("scoring"):
-            scores = self.task.scorer.score_lists(query_rows, items)
+            found = scores = self.task.scorer.score_lists(query_rows, items)
+        # The normal equations of each query's model; numpy takes query by query, so that none changes another's.
+        system, target = np.zeros((size, width, width)), np.zeros((size, width, 1))
         rest = self.budget - self.anchors
         for number in range(self.rounds if rest else 0):
-            size = rest // self.rounds + (number < rest % self.rounds)
+            count = rest // self.rounds + (number < rest % self.rounds)
             with watch.step("linear models"):
-                models = [self._fitted(*known) for known in zip(items, scores, strict=True)]
+                x = self._reduced[fresh].astype(np.float64)
+                system += x.mT @ x
+                target += x.mT @ found[:, :, None]
+                models = np.linalg.solve(system + items.shape[1] * np.diag(self._penalty), target)
             with watch.step("approximate scores"):
-                approximate = np.reshape(models, (-1, self._reduced.shape[1])) @ self._reduced.T
+                approximate = models[:, :, 0].astype(np.float32) @ self._reduced.T
                 np.put_along_axis(approximate, items, -np.inf, axis=1)
-                fresh = np.sort(top_columns(approximate, size), axis=1)
+                fresh = np.sort(top_columns(approximate, count), axis=1)
             with watch.step("scoring"):
-                scores = np.hstack([scores, self.task.scorer.score_lists(query_rows, fresh)])
-            items = np.hstack([items, fresh])
+                found = self.task.scorer.score_lists(query_rows, fresh)
+            items, scores = np.hstack([items, fresh]), np.hstack([scores, found])
         return items, scores
-
-    def _fitted(self, items: Rows, scores: Scores) -> Floats:
-        """(components + 1,) of one query, which no other query of the batch changes."""
-        x = self._reduced[items].astype(np.float64)
-        system = x.T @ x + len(items) * np.diag(self._penalty)
-        model: Floats = np.linalg.solve(system, x.T @ scores).astype(np.float32)
-        return model

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 
 from datamodules.records import DataError
+from datamodules.reps import Reps
 from models.hypencoder import Hypencoder
 from retrieval import graph
 from retrieval.evaluation import similarity_scorer
 from retrieval.graph import GraphConfig, build_graph, load_graph
 from retrieval.graph_search import GraphSearch, RandomItems, Retrieved
+from retrieval.linear_search import LinearSearch
 from retrieval.scorer import Scorer
 from retrieval.search_exact import Exact
-from retrieval.searcher import SearchTask
+from retrieval.searcher import Searcher, SearchTask
 from tests.test_searchers import Vectors, problem, run, task_of
 from tests.toy import toy_collection
 
@@ -129,6 +133,31 @@ def test_batching_changes_nothing(best_first: bool) -> None:
     for name in ("items", "scores", "calls"):
         np.testing.assert_array_equal(getattr(found[0], name), getattr(found[1], name))
     assert found[0].calls.max() <= 70
+
+
+@pytest.mark.parametrize("kind", [GraphSearch, LinearSearch])
+def test_32_queries_at_once_are_32_queries(kind: type[GraphSearch] | type[LinearSearch]) -> None:
+    """With q-nets instead of known scores: one query's items must not be scored with another's weights."""
+    model, width, torch_rng = Hypencoder.tiny().eval(), 16, torch.Generator().manual_seed(0)
+    queries: Reps = {
+        name: torch.randn(32, *shape, generator=torch_rng) / width**0.5
+        for name, shape in zip(model.q_net.names, model.q_net.shapes, strict=True)
+    }
+    items: Reps = {"vector": torch.randn(600, width, generator=torch_rng)}
+    exact = model.score(queries, items).numpy()
+    assert len(set(exact.argmax(axis=1))) > 16  # the queries want different items
+    found = []
+    for batch in (32, 1):
+        searcher: Searcher = LinearSearch(None, 40, 120, 3, components=8, query_batch=batch)
+        if kind is GraphSearch:
+            searcher = GraphSearch(None, RandomItems(40), GraphConfig(8), 4, 6, best_first=True, query_batch=batch)
+        scorer = Scorer.from_similarity(model, queries, items)
+        found.append(run(searcher, replace(task_of(exact, 32), scorer=scorer), 10))
+    np.testing.assert_array_equal(found[0].items, found[1].items)
+    np.testing.assert_array_equal(found[0].calls, found[1].calls)
+    np.testing.assert_allclose(found[0].scores, found[1].scores, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(found[0].scores, np.take_along_axis(exact, found[0].items, axis=1), rtol=1e-4, atol=1e-5)
+    assert found[0].calls.max() < 600
 
 
 def test_stopping_early_scores_no_more() -> None:

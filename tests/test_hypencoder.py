@@ -122,15 +122,18 @@ def test_the_two_scales_differ() -> None:
     assert (scores_of(paper) - scores_of(released)).abs().max() > 1e-2
 
 
-@pytest.mark.parametrize("pairs", [1, 3, 100])
-def test_many_queries_and_items_in_blocks(pairs: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks of queries, of candidates and of pairs are joined again: one off by one mixes up queries."""
+@pytest.mark.parametrize(("pairs", "alone"), [(1, True), (1, False), (3, False), (100, False)])
+def test_many_queries_and_items_in_blocks(pairs: int, alone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of queries, of candidates and of pairs are joined again, as on a CPU and as on a GPU: one off by one mixes
+    up queries.
+    """
     model = tiny()
     whole = scores_of(model)
     monkeypatch.setattr(hypencoder, "Q_NETS_AT_ONCE", 2)
     monkeypatch.setitem(hypencoder.HIDDEN_AT_ONCE, "cpu", 100)
     monkeypatch.setattr(hypencoder, "ITEMS_AT_LEAST", 2)
-    monkeypatch.setitem(hypencoder.PAIRS_AT_ONCE, "cpu", pairs)
+    monkeypatch.setattr(hypencoder, "PAIRS_AT_ONCE", pairs)
+    monkeypatch.setattr(hypencoder, "ALONE", {"cpu"} if alone else set())
     torch.testing.assert_close(scores_of(model), whole, **CLOSE)
     torch.testing.assert_close(scores_of(model, torch.tensor([[4, 0, 2]])), whole[:, [4, 0, 2]], **CLOSE)
     query_rows, item_rows = torch.tensor([2, 0, 2, 2, 0, 2, 0, 2]), torch.tensor([0, 4, 1, 1, 3, 4, 0, 2])
