@@ -334,7 +334,7 @@ class Hypencoder(TwoTowers):
         vectors = items["vector"]
         assert isinstance(vectors, Tensor)
         size = num_rows(queries)
-        if size > 1 and vectors.device.type in ALONE:
+        if size > 1 and vectors.device.type in ALONE and not torch.is_grad_enabled():  # training has short lists
             lists = [None] * size if candidates is None else torch.split(candidates.expand(size, -1), 1)
             rows = [_rows(queries, slice(row, row + 1)) for row in range(size)]
             return torch.cat([self.score(one, items, own) for one, own in zip(rows, lists, strict=True)])
