@@ -92,7 +92,9 @@ def _bi_encoder(
         pooling: Any = POOLING[ways.pop()]
         dual = DualEncoder(backbone, tokens, pooling=pooling, normalize=normalize)
         return dual, {"": dual.query_encoder.model}
-    _expect(place, config, projection="linear_no_bias", query_aggregation_function="sum", doc_aggregation_function="max")
+    _expect(
+        place, config, projection="linear_no_bias", query_aggregation_function="sum", doc_aggregation_function="max"
+    )
     _expect(place, config, query_mask_scoring_tokens=None, doc_mask_scoring_tokens=None)
     if "projection.weight" not in tensors:
         raise ValueError(f"{place}: there is no projection.weight among its weights")

@@ -260,7 +260,7 @@ def test_lightning_ir_models(tmp_path: Path) -> None:
     torch.testing.assert_close(scores(col, *plain), torch.tensor(expected), **CLOSE)
 
     lightning_ir_folder(tmp_path, {}, **settings)
-    with pytest.raises(ValueError, match="no projection.weight"):
+    with pytest.raises(ValueError, match=r"no projection\.weight"):
         LearnedSimilarity.from_pretrained(tmp_path)
     lightning_ir_folder(tmp_path, head, **settings, query_mask_scoring_tokens="punctuation")
     with pytest.raises(ValueError, match="query_mask_scoring_tokens is 'punctuation', expected None"):
