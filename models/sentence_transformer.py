@@ -12,7 +12,7 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from datamodules.hub import file_sha256
-from models.backbone import BackboneConfig
+from models.backbone import BackboneConfig, load_tokenizer
 from models.cross_encoder import CrossEncoder
 from models.dual_encoder import DualEncoder
 from models.late_interaction import SumOfMax
@@ -194,7 +194,11 @@ def _late_interaction(folder: Folder) -> SumOfMax:
             f"{folder.name}: fills queries up with [MASK] or leaves out punctuation (do_query_expansion, "
             "skiplist_words), which SumOfMax does not do: its scores would differ"
         )
-    prefixes = {side: (settings.get(f"{side}_prefix") or "").strip() for side in ("query", "document")}
+    backbone = BackboneConfig(folder.name)
+    known = load_tokenizer(backbone).get_vocab()
+    prefixes = [settings.get(f"{side}_prefix") or "" for side in ("query", "document")]
+    # PyLate's own, "[Q] ", is a token with its space.
+    query, item = [(prefix if prefix in known else prefix.strip(),) if prefix else () for prefix in prefixes]
     prompts = settings.get("prompts") or {}
     tokens = TokenConfig(
         query_length=min(settings.get("query_length") or folder.max_length, folder.max_length),
@@ -203,11 +207,11 @@ def _late_interaction(folder: Folder) -> SumOfMax:
         item_tag=None,
         query_prompt=prompts.get("query", ""),
         item_prompt=prompts.get("document", ""),
-        query_prefix=(prefixes["query"],) if prefixes["query"] else (),
-        item_prefix=(prefixes["document"],) if prefixes["document"] else (),
+        query_prefix=query,
+        item_prefix=item,
     )
     normalize = pylate or "Normalize" in folder.kinds
-    model = SumOfMax(BackboneConfig(folder.name), tokens, width=dense["out_features"], normalize=normalize)
+    model = SumOfMax(backbone, tokens, width=dense["out_features"], normalize=normalize)
     assert model.projection is not None
     fill({"linear.": model.projection}, read_weights(where / "model.safetensors"), where)
     model.weights_sha256 = file_sha256(folder.path / "model.safetensors")

@@ -148,6 +148,17 @@ def test_pylate_layout(tmp_path: Path) -> None:
     assert isinstance(model, SumOfMax) and model.text.config.query_length == 32 and model.normalize
     ids = model.collate_queries([Query("q", "a boat")])["ids"].values.tolist()
     assert model.text.tokenizer.convert_ids_to_tokens(ids) == ["[CLS]", "[unused0]", "a", "boat", "[SEP]"]
+    # PyLate's own marks are added to the vocabulary, with their space.
+    tokenizer, encoder = AutoTokenizer.from_pretrained(tmp_path), AutoModel.from_pretrained(tmp_path)
+    tokenizer.add_tokens(["[Q] ", "[D] "])
+    tokenizer.save_pretrained(tmp_path)
+    encoder.resize_token_embeddings(len(tokenizer))
+    encoder.save_pretrained(tmp_path)
+    _patch(settings, query_prefix="[Q] ", document_prefix="[D] ")
+    model = LearnedSimilarity.from_pretrained(tmp_path)
+    assert isinstance(model, SumOfMax)
+    ids = model.collate_queries([Query("q", "a boat")])["ids"].values.tolist()
+    assert ids[1] == len(tokenizer) - 2
 
 
 def _patch(path: Path, **changes: Any) -> None:
