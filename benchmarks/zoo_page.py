@@ -24,7 +24,7 @@ A random sample of at most 100 queries a data set (the same for every system). C
 that are no inner product re-rank wordnet-de's top 64. Bold: the best of a column. †: below the best of its column in a
 paired randomisation test (p < 0.05, Holm-corrected within the column). No mark: the difference may be chance. Calls are
 scored pairs a query; the representations' bytes are of queries and items together. Milliseconds are left out, as they
-belong to the machine: the cards have them.
+belong to the machine: the cards have them. Models of what users do rank their own items alone: see their cards.
 """
 
 PAPERS = """\
