@@ -48,6 +48,8 @@ def unpacked(archive: Path) -> Path:
                 OSError,
                 RuntimeError,
                 NotImplementedError,
+                IndexError,  # zipfile: of a name that begins with a zero
+                UnicodeError,
                 zlib.error,
             ) as error:
                 raise ValueError(f"{archive}: cannot be unpacked ({error}); fetch it again") from error

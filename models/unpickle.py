@@ -265,6 +265,6 @@ def mentions(path: Path, text: str) -> bool:
                 for entry in names
                 if entry.compress_type == zipfile.ZIP_STORED and entry.file_size <= size
             )
-    except (zipfile.BadZipFile, OSError, NotImplementedError, RuntimeError):
+    except (zipfile.BadZipFile, OSError, EOFError, IndexError, NotImplementedError, RuntimeError, UnicodeError):
         with path.open("rb") as file:  # the format before the zip files has the names in front
             return text.encode() in file.read(16_000_000)

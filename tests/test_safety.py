@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from models.backbone import BackboneConfig
@@ -23,6 +24,7 @@ from models.dual_encoder import DualEncoder
 from models.similarity import LearnedSimilarity
 from models.tiny import tiny_backbone
 from models.tokens import TokenConfig
+from models.unpickle import mentions
 
 EXTRA_MEMORY = 200_000  # KB
 
@@ -312,3 +314,18 @@ def _archive(path: Path, files: dict[str, bytes]) -> Path:
             entry.size = len(content)
             tarred.addfile(entry, io.BytesIO(content))
     return path
+
+
+def test_names_that_zipfile_cannot_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fuzzing found errors of zipfile's own, IndexError and UnicodeDecodeError, which say nothing of the file."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HOME", str(tmp_path / "home"))
+    whole = _archive(tmp_path / "a.zip", {"sub/config.json": b"{}"}).read_bytes()
+    start = whole.rindex(b"sub/config.json")
+    harmed = tmp_path / "b.zip"
+    harmed.write_bytes(whole[:start] + b"\0" + whole[start + 1 :])
+    with pytest.raises(ValueError, match=r"b\.zip: cannot be unpacked"):
+        LearnedSimilarity.from_pretrained(harmed)
+    pickled = tmp_path / "c.pt"
+    torch.save({"name": torch.ones(1)}, pickled)
+    pickled.write_bytes(pickled.read_bytes().replace(b"data.pkl", b"data\x80pkl", 1))
+    assert mentions(pickled, "name")
