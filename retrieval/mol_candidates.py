@@ -122,5 +122,4 @@ class ByComponent:
         assert self._indices is not None
         queries, device = block.components.flatten(0, 1).cpu().numpy(), block.rows.device
         found = np.stack([index.search(queries, count)[0] for index in self._indices], axis=1)
-        bounds = torch.full((len(block),), self._all.highest + self._all.rounding, device=device)
-        return torch.from_numpy(found).to(device).view(len(block), -1, found.shape[2]), bounds
+        return torch.from_numpy(found).to(device).view(len(block), -1, found.shape[2]), self._all.ceiling(block)

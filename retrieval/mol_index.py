@@ -139,6 +139,10 @@ class MixtureIndex:
         for start in range(0, self.num_items, size):
             yield start, min(start + size, self.num_items)
 
+    def ceiling(self, block: Block) -> Tensor:
+        """(b,) what no score exceeds, whatever the item."""
+        return torch.full((len(block),), self.highest + self.rounding, device=block.rows.device)
+
     def logits(self, block: Block, start: int, stop: int) -> Tensor:
         """(b, C, P) logits of a block with the items from ``start`` to ``stop``."""
         products = self.items[start:stop].float().flatten(0, 1) @ block.components.flatten(0, 1).T

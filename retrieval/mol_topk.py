@@ -129,8 +129,8 @@ class MixtureSearcher(Searcher):
 
     def _no_bound(self, block: Block, scored: int) -> Tensor:
         """(b,) the largest logit that there can be, unless all items are scored."""
-        bound = self._index.highest + self._index.rounding if scored < self._index.num_items else -torch.inf
-        return torch.full((len(block),), bound, device=block.rows.device)
+        bounds = self._index.ceiling(block)
+        return bounds if scored < self._index.num_items else bounds.fill_(-torch.inf)
 
     def _scored(self, block: Block, rows: Sequence[Tensor], bounds: Tensor) -> Found:
         """Scores the given rows of each query."""
