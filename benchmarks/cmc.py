@@ -16,7 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,19 +28,22 @@ from benchmarks.cmc_train import DE, VARIANTS, Nearest, Vectors, stored
 from datamodules.records import Collection
 from datamodules.reps import Reps
 from datamodules.wordnet import TEST_WORLDS, find_wordnet, load_wordnet
+from models.backbone import BackboneConfig, LoRA
+from models.late_interaction import SumOfMax
 from models.similarity import LearnedSimilarity
+from models.tokens import TokenConfig
 from models.two_towers import TwoTowers
 from retrieval.encode import encode_items, encode_queries
 from retrieval.evaluation import similarity_scorer, split_queries
 from retrieval.metrics import accuracy, interval, retrieved
+from retrieval.run_files import write_text
 from retrieval.scorer import Rows, Scorer
 from retrieval.searcher import top_order
 from retrieval.significance import paired_randomization
 
 KS = (1, 4, 8, 16, 32, 64)
 SEEDS = [name for name in VARIANTS if name.startswith("seed-")]
-SUM_OF_MAX = "out/wordnet-sum-of-max/release"
-FIRST = "dual encoder"
+FIRST, SUM_OF_MAX = "dual encoder", "sum-of-max, not trained"
 Row = dict[str, Any]
 Values = NDArray[np.float64]
 
@@ -56,12 +59,12 @@ class Results:
         """Whether a row is still to be measured."""
         return f"{name} | {world}" not in self.rows
 
-    def add(self, name: str, world: str, row: Row) -> None:
-        """Keeps a row."""
-        self.rows[f"{name} | {world}"] = row
+    def add(self, world: str, rows: Mapping[str, Row]) -> None:
+        """Keeps rows, all of them or none."""
+        self.rows |= {f"{name} | {world}": row for name, row in rows.items()}
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.path.write_text(json.dumps(self.rows, indent=1) + "\n")
-        print(f"{name} | {world}", flush=True)
+        write_text(self.path, json.dumps(self.rows, indent=1) + "\n")
+        print(f"{world}: {', '.join(rows)}", flush=True)
 
     def names(self, worlds: Sequence[str]) -> list[str]:
         """Those that were measured on all of these worlds."""
@@ -92,6 +95,14 @@ def reranked(model: LearnedSimilarity, items: Reps, collection: Collection, rows
     return row_of(kept, collection, rows, spent, size)
 
 
+def sum_of_max() -> SumOfMax:
+    """Over wordnet-de's own token states."""
+    backbone = BackboneConfig(lora=LoRA(), start=DE)
+    model = SumOfMax(backbone, TokenConfig(query_length=64, item_length=64), width=None, tokens_per_batch=4096)
+    model.query_encoder.merge()
+    return model.eval()
+
+
 def rerank(collections: list[Collection], queries: int, depth: int, output: Path) -> None:
     """Tables 1, 4 and 12."""
     results = Results(output / "rerank.json")
@@ -106,16 +117,16 @@ def rerank(collections: list[Collection], queries: int, depth: int, output: Path
         spent = 1000 * (time.process_time() - start) / len(rows)
         if results.lacks(FIRST, world):
             width = dense.vectors.encoder.query_encoder.width
-            results.add(FIRST, world, row_of(found, collection, rows, spent, 4 * width))
-        if results.lacks("sum-of-max", world) and Path(SUM_OF_MAX, "config.json").exists():
-            model: LearnedSimilarity = LearnedSimilarity.from_pretrained(SUM_OF_MAX)
-            items = encode_items(model, collection.items, output / "sum-of-max-items" / world, model.weights_sha256)
-            results.add("sum-of-max", world, reranked(model, items, collection, rows, found))
+            results.add(world, {FIRST: row_of(found, collection, rows, spent, 4 * width)})
         for name, variant in VARIANTS.items():
             if results.lacks(name, world) and (output / name / "config.json").exists():
                 model = TwoTowers.from_pretrained(output / name)
                 items = stored(model, stores[variant.start], collection.items)
-                results.add(name, world, reranked(model, items, collection, rows, found))
+                results.add(world, {name: reranked(model, items, collection, rows, found)})
+        if results.lacks(SUM_OF_MAX, world):
+            untrained = sum_of_max()
+            items = encode_items(untrained, collection.items, output / "token-states" / world, SUM_OF_MAX)
+            results.add(world, {SUM_OF_MAX: reranked(untrained, items, collection, rows, found)})
     print(table(results, [collection.name for collection in collections]))
 
 
@@ -201,15 +212,16 @@ def pipeline(
         start = time.process_time()
         ranked = {name: scorer.score_lists(rows, kept) for name, (kept, _) in lists_of.items()}
         pair = 1000 * (time.process_time() - start) / int(scorer.calls.sum())
-        for name, (kept, spent) in reversed(lists_of.items()):  # the row that is looked for above comes last
+        measured = {}
+        for name, (kept, spent) in lists_of.items():
             best = np.take_along_axis(kept, top_order(ranked[name], kept, 1), axis=1)[:, 0]
-            row = {
+            measured[name] = {
                 "accuracy": accuracy(best, collection, rows).tolist(),
                 "recall": retrieved(kept, collection, rows).tolist(),
                 "milliseconds": spent + pair * kept.shape[1],
                 "before": spent,
             }
-            results.add(name, collection.name, row)
+        results.add(collection.name, measured)
     print(pipeline_table(results, [collection.name for collection in collections], f"dual encoder's {max(pairs)}"))
 
 

@@ -226,7 +226,9 @@ VARIANTS = {
     "verbs": Variant(worlds=VERBS),
     "verbs-plain-start": Variant(start=MINILM, worlds=VERBS),
     "query-encoder": Variant(CMCOnVectors, own={**GATED, "shared": False}, steps=200),
-    "poly-encoder": Variant(PolyEncoderOnVectors, own={"shared": False, "codes": 16}, temperature=1.0, steps=200),
+    "poly-encoder": Variant(
+        PolyEncoderOnVectors, own={"shared": False, "codes": 16}, temperature=1.0, lr=2e-4, steps=200
+    ),
 }
 
 
