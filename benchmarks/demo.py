@@ -33,9 +33,9 @@ from retrieval.searcher import Searcher, SearchTask
 OUT = Path("out/demo")
 WORLD = "noun.event"
 MATRIX = Path("checkpoints/wordnet-emb-ce/noun.event.safetensors")
-DE, EMB = "checkpoints/wordnet-de", "checkpoints/wordnet-emb-ce"
+DE, EMB, CMC = "checkpoints/wordnet-de", "checkpoints/wordnet-emb-ce", "checkpoints/wordnet-cmc"
 METRICS = ["nDCG@10", "RR@10", "R@1", "R@64"]
-RERANKED = 40  # queries whose top 64 the cross-encoders score live
+RERANKED = 40  # queries whose top 64 the cross-encoders score live, and CMC their top 512
 SAMPLE = 2000  # pairs of the matrix that are scored again
 CALLS = (50, 100, 200, 500)
 TOLERANCE = 1e-3
@@ -72,9 +72,10 @@ def checkpoints(collection: Collection, rows: Rows) -> tuple[list[RunReport], li
     runs: list[tuple[str, Searcher, Scorer]] = [
         (name, Retrieve(stage), nothing) for name, stage in (*first_stages.items(), (DE, dense))
     ]
-    for name in sorted(map(str, Path("checkpoints").glob("wordnet-*-ce"))):
+    cross_encoders = sorted(map(str, Path("checkpoints").glob("wordnet-*-ce")))
+    for name, budget in (*((name, 64) for name in cross_encoders), (CMC, 512)):
         model = LearnedSimilarity.from_pretrained(name)
-        runs.append((name, Rerank(dense, budget=64), similarity_scorer(model, collection)))
+        runs.append((name, Rerank(dense, budget), similarity_scorer(model, collection)))
     for name, searcher, scorer in runs:
         task = SearchTask(collection, scorer, rows, np.empty(0, dtype=np.int64))
         result = evaluate(task, searcher, 64, METRICS)
