@@ -189,6 +189,24 @@ def test_gradients_move_every_parameter(shared: bool) -> None:
     assert any(name.startswith("item_encoder.") for name in trained) is not shared
 
 
+@torch.inference_mode()
+def test_a_new_model_can_begin_as_a_cosine() -> None:
+    """A start that only resembles the dual encoder's scores: the student begins worse than what it is compared with."""
+    torch.manual_seed(0)
+    net = QNet(QNetConfig((192, 192), norm="after_residual", residual_on_last=True), 192)
+    head = Hyperhead(192, net.shapes, 3, "released")
+    head.begin_as_cosine(20.0)
+    states, mask = torch.randn(4, 5, 192) / 4, torch.ones(4, 5, dtype=torch.bool)
+    vectors = states.mean(dim=1)[:3] + torch.randn(3, 192) / 8
+    scores = net(dict(zip(net.names, head(states, mask), strict=True)), vectors.expand(4, -1, -1))
+    means, vectors = (x - x.mean(dim=1, keepdim=True) for x in (states.mean(dim=1), vectors))
+    expected = 20 * torch.cosine_similarity(means[:, None], vectors[None], dim=2)
+    assert expected.max() - expected.min() > 10
+    torch.testing.assert_close(scores, expected, atol=0.4, rtol=0)
+    with pytest.raises(ValueError, match="after_residual"):
+        tiny(cosine=20.0)
+
+
 def test_two_encoders_are_saved_and_loaded(tmp_path: Path) -> None:
     """Two wrapped encoders with adapters of their own: one must not come back as the other."""
     lora = BackboneConfig(str(tiny_backbone()), lora=LoRA(rank=2, alpha=4))
