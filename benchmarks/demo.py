@@ -34,6 +34,7 @@ OUT = Path("out/demo")
 WORLD = "noun.event"
 MATRIX = Path("checkpoints/wordnet-emb-ce/noun.event.safetensors")
 DE, EMB = "checkpoints/wordnet-de", "checkpoints/wordnet-emb-ce"
+HYPENCODER = "checkpoints/wordnet-hypencoder"
 METRICS = ["nDCG@10", "RR@10", "R@1", "R@64"]
 RERANKED = 40  # queries whose top 64 the cross-encoders score live
 SAMPLE = 2000  # pairs of the matrix that are scored again
@@ -72,7 +73,7 @@ def checkpoints(collection: Collection, rows: Rows) -> tuple[list[RunReport], li
     runs: list[tuple[str, Searcher, Scorer]] = [
         (name, Retrieve(stage), nothing) for name, stage in (*first_stages.items(), (DE, dense))
     ]
-    for name in sorted(map(str, Path("checkpoints").glob("wordnet-*-ce"))):
+    for name in (*sorted(map(str, Path("checkpoints").glob("wordnet-*-ce"))), HYPENCODER):
         model = LearnedSimilarity.from_pretrained(name)
         runs.append((name, Rerank(dense, budget=64), similarity_scorer(model, collection)))
     for name, searcher, scorer in runs:

@@ -49,6 +49,7 @@ from retrieval.dense import Dense
 from retrieval.encode import encode_items
 from retrieval.evaluation import split_queries
 from retrieval.metrics import interval, ir_metrics
+from retrieval.scorer import Rows
 from retrieval.store import RepresentationStore
 from retrieval.teaching import write_lessons
 
@@ -65,6 +66,8 @@ WORLDS = [
 # Those with lessons of the teacher.
 TAUGHT = ["noun.attribute", "verb.body", "verb.cognition", "verb.consumption", "verb.creation", "verb.emotion"]
 TAUGHT += ["verb.perception", "verb.possession", "verb.social", "verb.stative"]
+IN_DOMAIN = ["noun.cognition", "noun.communication", "verb.change", "verb.contact"]
+"""Training worlds of which some queries are held out: on those nothing but the query is new."""
 BATCH, HARD, RANDOM, DEPTH = 32, 6, 2, 32
 """Queries a step; a query's hard negatives, drawn from so many first ones of wordnet-de, and random ones."""
 STEPS, LR, SLOWER = 300, 3e-4, 0.05
@@ -120,6 +123,7 @@ class World:
         vectors: (N, h).
         states: of Q queries.
         gold: (Q,) row of the relevant item.
+        trained: rows of the queries that are trained on.
         mined: (Q, DEPTH) the first other items by wordnet-de.
         taught: by query row: rows of the items of a lesson and the teacher's scores.
     """
@@ -127,6 +131,7 @@ class World:
     vectors: Tensor
     states: Ragged
     gold: Tensor
+    trained: Rows
     mined: Tensor
     taught: dict[int, tuple[Tensor, Tensor]]
 
@@ -151,7 +156,9 @@ class World:
             for lesson in read_lessons(path, "positive")
             if lesson.query.id in row_of
         }
-        return cls(vectors, states, gold, mined, taught)
+        held_out = QUERIES if collection.name in IN_DOMAIN else 0
+        rows = split_queries(collection, held_out, seed=0)[1] if held_out else np.arange(len(gold))
+        return cls(vectors, states, gold, rows, mined, taught)
 
     def batch(self, rows: Tensor, rng: np.random.Generator) -> tuple[Tensor, Targets]:
         """Candidates (B, 1 + HARD + RANDOM + B) and targets: a lesson's items where there is one, or drawn ones."""
@@ -269,13 +276,13 @@ def trained(student: nn.Module, worlds: Sequence[World], steps: int, seed: int, 
     """Trains in place; the same seed means the same batches whatever the student is."""
     loss = SumOfLosses([SoftmaxCrossEntropy(), OtherPositivesCrossEntropy(), MarginMSE()], [1.0, 1.0, 0.1])
     rng = np.random.default_rng(seed)
-    sizes = np.array([len(world.gold) for world in worlds])
+    sizes = np.array([len(world.trained) for world in worlds])
     optimizer = torch.optim.AdamW(parameter_groups(student, lr), weight_decay=0.01)
     scheduler = get_scheduler("linear", optimizer, steps // 20, steps)
     began = time.perf_counter()
     for step in range(steps):
         world = worlds[rng.choice(len(worlds), p=sizes / sizes.sum())]
-        rows = torch.from_numpy(np.sort(rng.permutation(len(world.gold))[:BATCH]))
+        rows = torch.from_numpy(np.sort(rng.permutation(world.trained)[:BATCH]))
         candidates, targets = world.batch(rows, rng)
         scores = student(*_padded(world.states, rows), F.embedding(candidates, world.vectors))
         value = loss(scores, targets)
@@ -290,6 +297,8 @@ def trained(student: nn.Module, worlds: Sequence[World], steps: int, seed: int, 
 
 def collections(worlds: Sequence[str]) -> Iterator[tuple[str, Collection, bool]]:
     """What students are evaluated on, by name, and whether items are shown with titles."""
+    for name, world in load_wordnet(find_wordnet(), titles=False, only=IN_DOMAIN).items():
+        yield f"{name} in domain", world, False
     for titles in (False, True):
         for name, world in load_wordnet(find_wordnet(), titles=titles, only=worlds).items():
             yield f"{name} {'with' if titles else 'without'} titles", world, titles
@@ -321,7 +330,7 @@ def teach(queries: int) -> None:
 def train(options: argparse.Namespace) -> None:
     """Trains and evaluates one student; what it found is kept as a JSON file."""
     depth, seed = options.depth, options.seed
-    path = OUT / "students" / f"depth-{depth}-seed-{seed}.json"
+    path = OUT / "students" / f"depth-{depth}-seed-{seed}-steps-{options.steps}.json"
     if path.exists():
         print(f"{path} is there")
         return
@@ -333,7 +342,8 @@ def train(options: argparse.Namespace) -> None:
     student = BEBase(model.query_encoder.width) if hypencoder is None else Frozen(hypencoder)
     began = time.process_time()
     trained(student, worlds, options.steps, seed, options.lr)
-    result: dict[str, Any] = {"depth": depth, "seed": seed, "seconds": round(time.process_time() - began)}
+    result: dict[str, Any] = {"depth": depth, "seed": seed, "steps": options.steps}
+    result["seconds"] = round(time.process_time() - began)
     if options.save is not None and hypencoder is not None:
         checkpoint.save(hypencoder, options.save, torch.float16)
         print(f"written: {options.save}")
@@ -347,20 +357,32 @@ def train(options: argparse.Namespace) -> None:
 def table() -> None:
     """Markdown: a student's means over seeds and queries, and differences to BE-Base with intervals over queries."""
     runs = [json.loads(path.read_text()) for path in sorted((OUT / "students").glob("*.json"))]
-    base = [run for run in runs if run["depth"] == 0]
-    data = ["without titles", "with titles", *(name for name in base[0] if name in ("cranfield", "vaswani"))]
+    of = {key: [run for run in runs if _kind(run) == key] for key in sorted(map(_kind, runs))}
+    data = [
+        "in domain",
+        "without titles",
+        "with titles",
+        *(name for name in runs[0] if name in ("cranfield", "vaswani")),
+    ]
     for name in data:
-        print(f"\n**{name}**\n\n| student | seeds | {' | '.join(METRICS)} |\n|---|---|{'---|' * len(METRICS)}")
-        for depth in sorted({run["depth"] for run in runs}):
-            same = [run for run in runs if run["depth"] == depth]
+        print(
+            f"\n**{name}**\n\n| student | steps | seeds | {' | '.join(METRICS)} |\n|---|---|---|{'---|' * len(METRICS)}"
+        )
+        for (steps, depth), same in of.items():
             cells = []
             for metric in METRICS:
-                own, of_base = (np.mean([_pooled(run, name, metric) for run in some], axis=0) for some in (same, base))
+                own, base = (
+                    np.mean([_pooled(run, name, metric) for run in some], axis=0) for some in (same, of[steps, 0])
+                )
                 cells.append(f"{own.mean():.3f}")
                 if depth:
-                    cells[-1] += " ({:+.3f}, {:+.3f} to {:+.3f})".format(*interval(own - of_base))
+                    cells[-1] += " ({:+.3f}, {:+.3f} to {:+.3f})".format(*interval(own - base))
             student = f"Hypencoder, {depth} layers" if depth else "BE-Base"
-            print(f"| {student} | {len(same)} | {' | '.join(cells)} |")
+            print(f"| {student} | {steps} | {len(same)} | {' | '.join(cells)} |")
+
+
+def _kind(run: dict[str, Any]) -> tuple[int, int]:
+    return run["steps"], run["depth"]
 
 
 def _pooled(run: dict[str, Any], data: str, metric: str) -> list[float]:
