@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import get_scheduler
 
+from benchmarks.hypencoder_students import DE, BEBase, Frozen, mean_state, parameter_groups, untrained
 from datamodules.beir import load_beir
 from datamodules.distillation import read_lessons
 from datamodules.records import Collection, Query
@@ -39,12 +40,9 @@ from datamodules.wordnet import TEST_WORLDS, find_wordnet, load_wordnet
 from losses import MarginMSE, OtherPositivesCrossEntropy, SoftmaxCrossEntropy, SumOfLosses
 from losses.targets import Targets
 from models import checkpoint
-from models.backbone import BackboneConfig, LoRA
 from models.dual_encoder import DualEncoder
-from models.hypencoder import Hypencoder, QNetConfig
 from models.pooling import each_text
 from models.similarity import LearnedSimilarity
-from models.tokens import TokenConfig
 from retrieval.dense import Dense
 from retrieval.encode import encode_items
 from retrieval.evaluation import split_queries
@@ -55,7 +53,6 @@ from retrieval.teaching import write_lessons
 
 OUT = Path("out/hypencoder")
 LESSONS = Path("out/lessons-wordnet")
-DE = "checkpoints/wordnet-de"
 # Training worlds with at least 80 queries and not many more items than can be encoded in minutes.
 WORLDS = [
     *("adj.pert", "adv.all", "noun.act", "noun.attribute", "noun.cognition", "noun.communication", "noun.feeling"),
@@ -70,10 +67,8 @@ IN_DOMAIN = ["noun.cognition", "noun.communication", "verb.change", "verb.contac
 """Training worlds of which some queries are held out: on those nothing but the query is new."""
 BATCH, HARD, RANDOM, DEPTH = 32, 6, 2, 32
 """Queries a step; a query's hard negatives, drawn from so many first ones of wordnet-de, and random ones."""
-STEPS, LR, SLOWER = 300, 3e-4, 0.05
-"""What the dev worlds chose for both students; the last is for a Hypencoder's projections and bases."""
-COSINE = 20.0
-"""Both students begin with so many times wordnet-de's cosine, as it was trained."""
+STEPS, LR = 300, 3e-4
+"""What the dev worlds chose, for both students."""
 METRICS, QUERIES = ("R@1", "R@10", "R@64", "nDCG@10"), 100
 
 
@@ -142,7 +137,7 @@ class World:
         gold = torch.tensor([collection.relevant(row)[0] for row in range(len(collection.queries))])
         items, means = F.normalize(vectors), []
         for rows in torch.split(torch.arange(len(gold)), 256):
-            means.append(_mean(*_padded(states, rows)))
+            means.append(mean_state(*_padded(states, rows)))
         near = (F.normalize(torch.cat(means)) @ items.T).scatter_(1, gold[:, None], -torch.inf)
         mined = near.topk(min(DEPTH, len(items) - 1), dim=1).indices
         row_of = {query.id: row for row, query in enumerate(collection.queries)}
@@ -193,83 +188,10 @@ class Mined(Dense):
         row_of = {query.id: row for row, query in enumerate(whole.queries)}
         rows = torch.tensor([row_of[query.id] for query in collection.queries])
         states = cached_states(self.similarity, whole)
-        means = [_mean(*_padded(states, some)) for some in torch.split(rows, 256)]
+        means = [mean_state(*_padded(states, some)) for some in torch.split(rows, 256)]
         self.num_items = len(whole.items)
         self._queries = F.normalize(torch.cat(means)).numpy()
         self._searched = self.ann.build(F.normalize(cached_items(self.similarity, whole, titles=False)).numpy())
-
-
-class BEBase(nn.Module):
-    """A linear map of the query's mean state, another of the item's vector, and a dot product.
-
-    Both vectors are normalised and both maps begin as the identity.
-    """
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.query, self.item = nn.Linear(width, width), nn.Linear(width, width)
-        for layer in (self.query, self.item):
-            nn.init.eye_(layer.weight)
-            nn.init.zeros_(layer.bias)
-
-    def forward(self, states: Tensor, mask: Tensor, vectors: Tensor) -> Tensor:
-        """(B, K) scores of (B, L, h) states and (B, K, h) vectors."""
-        query = self.query(F.normalize(_mean(states, mask), dim=-1))
-        scores: Tensor = (self.item(F.normalize(vectors, dim=-1)) @ query[:, :, None])[..., 0]
-        return COSINE * scores
-
-
-class Frozen(nn.Module):
-    """A Hypencoder's hyperhead and q-net, on states and vectors at hand.
-
-    For a list shorter than a matrix has rows, as in training, the q-net's weights are not made: what would be projected
-    to them meets projected vectors instead.
-    """
-
-    def __init__(self, model: Hypencoder) -> None:
-        super().__init__()
-        self.hyperhead, self.q_net = model.hyperhead, model.q_net
-
-    def forward(self, states: Tensor, mask: Tensor, vectors: Tensor) -> Tensor:
-        """(B, K) scores of (B, L, h) states and (B, K, h) vectors."""
-        if vectors.shape[1] > vectors.shape[2]:
-            weights: Reps = dict(zip(self.q_net.names, self.hyperhead(states, mask), strict=True))
-            scores: Tensor = self.q_net(weights, vectors)
-            return scores
-        head, blocks = self.hyperhead, len(self.q_net.residuals)
-        parts = head.keys_values(states).split(head.sizes, dim=-1)
-        groups = [group.attended(part, mask).unbind() for group, part in zip(head.groups, parts, strict=True)]
-        attended = [groups[group][place] for group, place in head.places]
-        parameters = [head.parameters_of(i) for i in range(len(attended))]
-
-        def matrix(i: int) -> Tensor:
-            own = parameters[i]
-            return F.linear(attended[i], own["projection.weight"], own["projection.bias"]) + own["base"]
-
-        x = vectors
-        for i in range(blocks):
-            own = parameters[i]
-            fixed = x @ (own["base"] + own["projection.bias"]).mT
-            y = torch.bmm(x @ own["projection.weight"], attended[i].mT) + fixed + matrix(blocks + 1 + i)
-            x = F.layer_norm(x + F.relu(y), x.shape[-1:])
-        return torch.bmm(x, matrix(blocks).mT)[..., 0]
-
-
-def untrained(depth: int, seed: int) -> Hypencoder:
-    """A Hypencoder with wordnet-de's encoder and scores."""
-    torch.manual_seed(seed)
-    q_net = QNetConfig((384,) * depth, norm="after_residual", residual_on_last=True)
-    encoder = BackboneConfig(lora=LoRA(16, 32), dropout=0.0, start=DE)
-    tokens = TokenConfig(query_length=64, item_length=64)
-    return Hypencoder(encoder, tokens, pooling="mean", q_net=q_net, scale="released", cosine=COSINE).eval()
-
-
-def parameter_groups(student: nn.Module, lr: float) -> list[dict[str, Any]]:
-    """A hyperhead's projections and bases move slower: their steps add up over a row in each weight that they make."""
-    fast, slow = [], []
-    for name, parameter in student.named_parameters():
-        (slow if name.endswith(("projection", "offset", "base")) else fast).append(parameter)
-    return [{"params": fast, "lr": lr}, {"params": slow, "lr": lr * SLOWER}]
 
 
 def trained(student: nn.Module, worlds: Sequence[World], steps: int, seed: int, lr: float) -> None:
@@ -393,11 +315,6 @@ def _pooled(run: dict[str, Any], data: str, metric: str) -> list[float]:
 def _padded(states: Ragged, rows: Tensor) -> tuple[Tensor, Tensor]:
     padded, mask = states.take(rows).pad()
     return padded.float(), mask
-
-
-def _mean(states: Tensor, mask: Tensor) -> Tensor:
-    weights = mask[..., None].float()
-    return (states * weights).sum(dim=1) / weights.sum(dim=1)
 
 
 def main() -> None:

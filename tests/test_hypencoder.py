@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from benchmarks.hypencoder_students import Frozen
 from datamodules.records import DataError, Item, Query
 from datamodules.reps import Ragged, take
 from models import checkpoint, hypencoder
@@ -205,6 +206,18 @@ def test_a_new_model_can_begin_as_a_cosine() -> None:
     torch.testing.assert_close(scores, expected, atol=0.4, rtol=0)
     with pytest.raises(ValueError, match="after_residual"):
         tiny(cosine=20.0)
+
+
+@torch.inference_mode()
+def test_short_lists_of_the_frozen_experiment_are_scored_alike() -> None:
+    """A student that is trained with another formula than it is used with: what it learns is lost."""
+    model = tiny(q_net=QNetConfig((16, 16), norm="after_residual", residual_on_last=True))
+    states, vectors = torch.randn(2, 5, 16), torch.randn(2, 20, 16)
+    mask = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
+    student = Frozen(model)
+    long = student(states, mask, vectors)
+    assert long.std() > 0.1
+    torch.testing.assert_close(student(states, mask, vectors[:, :8]), long[:, :8], **CLOSE)
 
 
 def test_two_encoders_are_saved_and_loaded(tmp_path: Path) -> None:
