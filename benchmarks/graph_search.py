@@ -130,6 +130,7 @@ TIMED: dict[str, Make] = {
     "best first, 256 entry points, breadth 32, 24 rounds": WALKS["best first, 256 entry points"][6][1],
     "linear, 1,000 evaluations, 2 rounds": partial(LinearSearch, budget=1_000, rounds=2),
     "linear, 1,000 evaluations, 6 rounds": partial(LinearSearch, budget=1_000),
+    "linear, 600 evaluations, as tuned": partial(LinearSearch, budget=600, anchors=64, components=256, ridge=0.03),
 }
 LINEAR = {
     "rounds": (2, 6, 12, 24),
