@@ -14,7 +14,6 @@ round's items max(n, k) are offered; it stops after a round that adds nothing.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import resource
 import time
 from collections.abc import Callable
@@ -29,7 +28,8 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from torch import Tensor
 
-from benchmarks.graph_search_data import Space, trained_queries
+from benchmarks.graph_search_data import CHECKPOINT, Space
+from datamodules.hub import file_sha256
 from datamodules.records import Collection
 from datamodules.reps import Reps
 from datamodules.wordnet import TEST_WORLDS
@@ -44,8 +44,7 @@ from retrieval.searcher import Searcher, SearchTask, Stopwatch
 from retrieval.topk import top_columns
 
 CACHE = Path("out/graph-search")
-DEPTH, STEPS, DEGREE, K = 2, 200, 100, 100
-CHECKPOINT = CACHE / f"depth-{DEPTH}-steps-{STEPS}.safetensors"
+DEGREE, K = 100, 100
 Make = Callable[[], Searcher]
 GRAPH = GraphConfig(DEGREE, folder=CACHE / "graph-100")
 Setting = tuple[str, Make]  # and its name
@@ -131,16 +130,24 @@ TIMED: dict[str, Make] = {
     "best first, 256 entry points, breadth 32, 24 rounds": WALKS["best first, 256 entry points"][6][1],
     "linear, 1,000 evaluations, 2 rounds": partial(LinearSearch, budget=1_000, rounds=2),
     "linear, 1,000 evaluations, 6 rounds": partial(LinearSearch, budget=1_000),
+    "linear, 600 evaluations, as tuned": partial(LinearSearch, budget=600, anchors=64, components=256, ridge=0.03),
 }
-LINEAR = {"rounds": (2, 6, 12), "anchors": (128, 256, 512), "components": (64, 128, 256), "ridge": (0.03, 0.1, 0.3)}
+LINEAR = {
+    "rounds": (2, 6, 12, 24),
+    "anchors": (64, 128, 256, 512),
+    "components": (64, 128, 256),
+    "ridge": (0.03, 0.1, 0.3),
+}
 BUDGETS = (600, 800, 1_000, 1_300, 1_756, 2_500, 4_000, 8_000)
 
 
-def exhaustive(space: Space, net: QNet, queries: Reps) -> NDArray[np.float32]:
+def exhaustive(space: Space) -> NDArray[np.float32]:
     """(Q, N), kept query by query."""
     rows = np.arange(len(space.collection.queries))
-    scorer = Scorer.from_similarity(OneNet(net), queries, {"vector": space.vectors}, pairs=len(space.vectors))
-    weights = hashlib.sha256(CHECKPOINT.read_bytes()).hexdigest()
+    scorer = Scorer.from_similarity(
+        OneNet(space.net), space.queries, {"vector": space.vectors}, pairs=len(space.vectors)
+    )
+    weights = file_sha256(Path(CHECKPOINT) / "model.safetensors")
     return build_matrix(
         scorer, space.collection, rows, weights, CACHE / "scores", query_block=1, item_block=len(space.vectors)
     ).scores
@@ -360,7 +367,7 @@ def main() -> None:
     parser.add_argument("--queries", type=int, default=32, help="of each test world; half of them choose the settings")
     parser.add_argument("--plot", type=Path, default=None)
     parser.add_argument("--width", type=int, default=384)
-    parser.add_argument("--depth", type=int, default=DEPTH)
+    parser.add_argument("--depth", type=int, default=2)
     parser.add_argument("--items", type=int, default=8_192)
     options = parser.parse_args()
     if options.command == "floor":
@@ -368,11 +375,10 @@ def main() -> None:
         return
     space = Space.of_wordnet(options.queries)
     build_graph(space.vectors.numpy(), GRAPH)
-    net, queries = trained_queries(space, DEPTH, STEPS, CHECKPOINT)
     if options.command == "quality":
-        quality(space, exhaustive(space, net, queries), options.plot)
+        quality(space, exhaustive(space), options.plot)
     else:
-        timed(space, net, queries, singles=8, batch=32)
+        timed(space, space.net, space.queries, singles=8, batch=32)
         timed(space, *paper_sized(space), singles=2, batch=8)
 
 

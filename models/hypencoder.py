@@ -28,6 +28,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "leaky_relu": F.leaky_relu,
 }
 
+SHIFT = 2.0  # more than any mean token state has in one dimension
 Q_NETS_AT_ONCE = 64  # bounds what lies between the attention and the finished weights: several times the weights
 # Numbers in one hidden state of all q-nets: a CPU's caches should hold what stands between the products, a GPU wants
 # few large ones. However many queries there are, reading the weights must not dominate: so many items at least.
@@ -160,6 +161,13 @@ class HyperGroup(nn.Module):
             (G, B, rows, width).
         """
         size, rows, width = self.base.shape
+        attended = self.attended(keys_values, mask).reshape(size, -1, width)
+        projected = torch.baddbmm(self.offset.view(size, 1, width), attended, self.projection.mT)
+        return projected.view(size, -1, rows, width) + self.base[:, None]
+
+    def attended(self, keys_values: Tensor, mask: Tensor) -> Tensor:
+        """What is projected: (G, B, rows, width), after relu and layer norm."""
+        size, _, width = self.base.shape
         num_queries, length = mask.shape
         keys, values = keys_values.view(num_queries, length, 2, size, width).permute(2, 3, 0, 1, 4)
         attended = F.scaled_dot_product_attention(
@@ -169,9 +177,7 @@ class HyperGroup(nn.Module):
             attn_mask=mask[None, :, None, :],
             scale=1 / self.divisor,
         )
-        normed = F.layer_norm(F.relu(attended), (width,)).reshape(size, num_queries * rows, width)
-        projected = torch.baddbmm(self.offset.view(size, 1, width), normed, self.projection.mT)
-        return projected.view(size, num_queries, rows, width) + self.base[:, None]
+        return F.layer_norm(F.relu(attended), (width,))
 
 
 class Hyperhead(nn.Module):
@@ -189,6 +195,7 @@ class Hyperhead(nn.Module):
 
     def __init__(self, width: int, shapes: Sequence[tuple[int, int]], num_weights: int, scale: Scale) -> None:
         super().__init__()
+        self.num_weights = num_weights
         kinds = list(dict.fromkeys(shapes))
         self.sizes = [shapes.count(kind) * 2 * kind[1] for kind in kinds]
         self.groups = nn.ModuleList(HyperGroup(shapes.count(kind), *kind, scale) for kind in kinds)
@@ -236,6 +243,28 @@ class Hyperhead(nn.Module):
             "base": group.base[place],
         }
 
+    @torch.no_grad()
+    def begin_as_cosine(self, scale: float) -> None:
+        """Parameters with which a q-net's score is nearly ``scale`` times a cosine.
+
+        The last matrix: equal attention to all tokens, and values that are the token states, shifted so that relu keeps
+        them. Layer norm takes the shift away again and leaves the mean state, centred and of length sqrt(width). The
+        core blocks: so small that their residuals and layer norms leave an item's vector, normalised likewise. Centring
+        takes one direction of many from both.
+        """
+        width = self.keys_values.in_features
+        *blocks, last = (self.parameters_of(i) for i in range(self.num_weights))
+        for name in ("query", "projection.bias", "base"):
+            nn.init.zeros_(last[name])
+        nn.init.eye_(last["value.weight"])
+        nn.init.constant_(last["value.bias"], SHIFT)
+        last["projection.weight"].copy_(torch.eye(width) * (scale / width))
+        for block in blocks:
+            nn.init.normal_(block["base"], std=1 / width)
+        for i in range(self.num_weights, len(self.places)):
+            for name in ("projection.weight", "projection.bias"):
+                nn.init.zeros_(self.parameters_of(i)[name])
+
     @staticmethod
     def _initialise(parameters: dict[str, Tensor], is_weight: bool) -> None:
         """As the released code does: a new q-net is nearly its base; its 768 is the matrix's width here."""
@@ -264,11 +293,16 @@ class Hypencoder(TwoTowers):
         scale: the hyperhead's attention scores are divided by sqrt(width of the keys) (``paper``, §3.3) or by
             sqrt(rows of the matrix) (``released``), which leaves the last layer and all biases unscaled. The released
             weights need the latter.
+        cosine: a new model scores (nearly) so many times the cosine of the query's mean token state and the item's
+            vector, see `Hyperhead.begin_as_cosine`; None: it scores at random, as in the released code.
         tokens_per_batch: most tokens, padding included, that go through the transformer at once. None: 1,024 on a CPU,
             65,536 on a GPU.
         loss: what training minimises.
         optimization: optimiser and schedule.
         seed: of dropout.
+
+    Raises:
+        ValueError: ``cosine`` with a q-net whose blocks cannot begin as the identity.
     """
 
     def __init__(
@@ -279,6 +313,7 @@ class Hypencoder(TwoTowers):
         pooling: Pooling = "cls",
         q_net: QNetConfig | None = None,
         scale: Scale = "paper",
+        cosine: float | None = None,
         tokens_per_batch: int | None = None,
         loss: Loss | None = None,
         optimization: Optimization | None = None,
@@ -296,10 +331,18 @@ class Hypencoder(TwoTowers):
             pooling=pooling,
             q_net=q_net,
             scale=scale,
+            cosine=cosine,
         )
         width = self.query_encoder.width
         self.q_net = QNet(q_net, width)
         self.hyperhead = Hyperhead(width, self.q_net.shapes, len(q_net.widths) + 1, scale)
+        if cosine is not None:
+            if q_net.norm != "after_residual" or not q_net.residual_on_last:
+                raise ValueError(
+                    "cosine needs q_net.norm after_residual and q_net.residual_on_last, so that core blocks with small "
+                    f"weights are the identity; got {q_net.norm} and {q_net.residual_on_last}"
+                )
+            self.hyperhead.begin_as_cosine(cosine)
         self.pooling: Pooling = pooling
 
     def encode_queries(self, tokens: Reps) -> Reps:

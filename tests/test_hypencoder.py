@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from benchmarks.hypencoder_students import Frozen
 from datamodules.records import DataError, Item, Query
 from datamodules.reps import Ragged, take
 from models import checkpoint, hypencoder
@@ -187,6 +188,36 @@ def test_gradients_move_every_parameter(shared: bool) -> None:
     still = [name for name, p in trained.items() if p.grad is None or not p.grad.abs().max() > 0]
     assert still == []
     assert any(name.startswith("item_encoder.") for name in trained) is not shared
+
+
+@torch.inference_mode()
+def test_a_new_model_can_begin_as_a_cosine() -> None:
+    """A start that only resembles the dual encoder's scores: the student begins worse than what it is compared with."""
+    torch.manual_seed(0)
+    net = QNet(QNetConfig((192, 192), norm="after_residual", residual_on_last=True), 192)
+    head = Hyperhead(192, net.shapes, 3, "released")
+    head.begin_as_cosine(20.0)
+    states, mask = torch.randn(4, 5, 192) / 4, torch.ones(4, 5, dtype=torch.bool)
+    vectors = states.mean(dim=1)[:3] + torch.randn(3, 192) / 8
+    scores = net(dict(zip(net.names, head(states, mask), strict=True)), vectors.expand(4, -1, -1))
+    means, vectors = (x - x.mean(dim=1, keepdim=True) for x in (states.mean(dim=1), vectors))
+    expected = 20 * torch.cosine_similarity(means[:, None], vectors[None], dim=2)
+    assert expected.max() - expected.min() > 10
+    torch.testing.assert_close(scores, expected, atol=0.4, rtol=0)
+    with pytest.raises(ValueError, match="after_residual"):
+        tiny(cosine=20.0)
+
+
+@torch.inference_mode()
+def test_short_lists_of_the_frozen_experiment_are_scored_alike() -> None:
+    """A student that is trained with another formula than it is used with: what it learns is lost."""
+    model = tiny(q_net=QNetConfig((16, 16), norm="after_residual", residual_on_last=True))
+    states, vectors = torch.randn(2, 5, 16), torch.randn(2, 20, 16)
+    mask = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
+    student = Frozen(model)
+    long = student(states, mask, vectors)
+    assert long.std() > 0.1
+    torch.testing.assert_close(student(states, mask, vectors[:, :8]), long[:, :8], **CLOSE)
 
 
 def test_two_encoders_are_saved_and_loaded(tmp_path: Path) -> None:

@@ -1,0 +1,99 @@
+"""What benchmarks.hypencoder_frozen compares: BE-Base and Hypencoder, on states and vectors that are at hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from datamodules.reps import Reps
+from models.backbone import BackboneConfig, LoRA
+from models.hypencoder import Hypencoder, QNetConfig
+from models.tokens import TokenConfig
+
+DE = "checkpoints/wordnet-de"
+COSINE = 20.0
+"""Both students begin with so many times wordnet-de's cosine, as it was trained."""
+SLOWER = 0.05
+"""Of the learning rate, for a hyperhead's projections and bases."""
+
+
+def mean_state(states: Tensor, mask: Tensor) -> Tensor:
+    """(B, h) of (B, L, h) states and their mask (B, L)."""
+    weights = mask[..., None].float()
+    return (states * weights).sum(dim=1) / weights.sum(dim=1)
+
+
+class BEBase(nn.Module):
+    """A linear map of the query's mean state, another of the item's vector, and a dot product.
+
+    Both vectors are normalised and both maps begin as the identity.
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.query, self.item = nn.Linear(width, width), nn.Linear(width, width)
+        for layer in (self.query, self.item):
+            nn.init.eye_(layer.weight)
+            nn.init.zeros_(layer.bias)
+
+    def forward(self, states: Tensor, mask: Tensor, vectors: Tensor) -> Tensor:
+        """(B, K) scores of (B, L, h) states and (B, K, h) vectors."""
+        query = self.query(F.normalize(mean_state(states, mask), dim=-1))
+        scores: Tensor = (self.item(F.normalize(vectors, dim=-1)) @ query[:, :, None])[..., 0]
+        return COSINE * scores
+
+
+class Frozen(nn.Module):
+    """A Hypencoder's hyperhead and q-net, on states and vectors at hand.
+
+    For a list shorter than a matrix has rows, as in training, the q-net's weights are not made: what would be projected
+    to them meets projected vectors instead.
+    """
+
+    def __init__(self, model: Hypencoder) -> None:
+        super().__init__()
+        self.hyperhead, self.q_net = model.hyperhead, model.q_net
+
+    def forward(self, states: Tensor, mask: Tensor, vectors: Tensor) -> Tensor:
+        """(B, K) scores of (B, L, h) states and (B, K, h) vectors."""
+        if vectors.shape[1] > vectors.shape[2]:
+            weights: Reps = dict(zip(self.q_net.names, self.hyperhead(states, mask), strict=True))
+            scores: Tensor = self.q_net(weights, vectors)
+            return scores
+        head, blocks = self.hyperhead, len(self.q_net.residuals)
+        parts = head.keys_values(states).split(head.sizes, dim=-1)
+        groups = [group.attended(part, mask).unbind() for group, part in zip(head.groups, parts, strict=True)]
+        attended = [groups[group][place] for group, place in head.places]
+        parameters = [head.parameters_of(i) for i in range(len(attended))]
+
+        def matrix(i: int) -> Tensor:
+            own = parameters[i]
+            return F.linear(attended[i], own["projection.weight"], own["projection.bias"]) + own["base"]
+
+        x = vectors
+        for i in range(blocks):
+            own = parameters[i]
+            fixed = x @ (own["base"] + own["projection.bias"]).mT
+            y = torch.bmm(x @ own["projection.weight"], attended[i].mT) + fixed + matrix(blocks + 1 + i)
+            x = F.layer_norm(x + F.relu(y), x.shape[-1:])
+        return torch.bmm(x, matrix(blocks).mT)[..., 0]
+
+
+def untrained(depth: int, seed: int) -> Hypencoder:
+    """A Hypencoder with wordnet-de's encoder and scores."""
+    torch.manual_seed(seed)
+    q_net = QNetConfig((384,) * depth, norm="after_residual", residual_on_last=True)
+    encoder = BackboneConfig(lora=LoRA(16, 32), dropout=0.0, start=DE)
+    tokens = TokenConfig(query_length=64, item_length=64)
+    return Hypencoder(encoder, tokens, pooling="mean", q_net=q_net, scale="released", cosine=COSINE).eval()
+
+
+def parameter_groups(student: nn.Module, lr: float) -> list[dict[str, Any]]:
+    """A hyperhead's projections and bases move slower: their steps add up over a row in each weight that they make."""
+    fast, slow = [], []
+    for name, parameter in student.named_parameters():
+        (slow if name.endswith(("projection", "offset", "base")) else fast).append(parameter)
+    return [{"params": fast, "lr": lr}, {"params": slow, "lr": lr * SLOWER}]
