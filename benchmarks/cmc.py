@@ -154,7 +154,9 @@ def table(results: Results, worlds: Sequence[str]) -> str:
 def gains(results: Results, worlds: Sequence[str], seeds: list[str]) -> list[str]:
     """Points over the dual encoder, queries paired; CMC's hits are the means over its seeds."""
     lines = ["| gain over the dual encoder | R@1 | R@16 | R@64 |", "|---|---|---|---|"]
-    groups = {"CMC": seeds} | {name: [name] for name in results.names(worlds) if name not in (*seeds, FIRST)}
+    groups = ({"CMC": seeds} if seeds else {}) | {
+        name: [name] for name in results.names(worlds) if name not in (*seeds, FIRST)
+    }
     for label, members in groups.items():
         cells = []
         for column in ("R@1", "R@16", "R@64"):

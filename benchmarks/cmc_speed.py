@@ -125,14 +125,11 @@ def random_vectors(model: LearnedSimilarity, collection: Collection, count: int)
 
 def joined(collection: Collection) -> Collection:
     """The first 50 queries and 64 items, each with the texts of the 20 that follow it behind its own."""
-    queries, items = (
-        [
-            replace(record, text=" ".join(other.text for other in records[i : i + 20]))
-            for i, record in enumerate(records[:count])
-        ]
-        for records, count in ((collection.queries, 50), (collection.items, 64))
-    )
-    return Collection(f"{collection.name}, joined", items, queries, [{} for _ in queries])
+    texts = [[record.text for record in records] for records in (collection.queries, collection.items)]
+    queries, items = ([" ".join(part[i : i + 20]) for i in range(len(part) - 20)] for part in texts)
+    long_queries = [replace(query, text=text) for query, text in zip(collection.queries[:50], queries, strict=False)]
+    long_items = [replace(item, text=text) for item, text in zip(collection.items[:64], items, strict=False)]
+    return Collection(f"{collection.name}, joined", long_items, long_queries, [{} for _ in long_queries])
 
 
 def papers_sizes(points: Points, collection: Collection) -> None:

@@ -207,7 +207,7 @@ class Variant:
         """Constructor arguments of the model; the encoder has adapters where the start has."""
         plain = self.start == MINILM
         tags: dict[str, Any] = {"mention_tags": None, "item_tag": None} if plain else {}
-        start = {} if plain else {"lora": LoRA(), "start": self.start}
+        start: dict[str, Any] = {} if plain else {"lora": LoRA(), "start": self.start}
         return {
             "backbone": BackboneConfig(dropout=0.0, **start),
             "tokens": TokenConfig(query_length=64, item_length=64, **tags),
