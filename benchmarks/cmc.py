@@ -1,13 +1,14 @@
-"""CMC's Tables 1, 2, 4 and 12 on WordNet without titles.
+"""CMC's Tables 1, 2, 4 and 12 on WordNet.
 
     python -m benchmarks.cmc_train
-    python -m benchmarks.cmc rerank [--worlds noun.event verb.communication] [--queries 200] [--depth 512]
-    python -m benchmarks.cmc pipeline [--queries 50] [--pairs 8 16 64] [--lists 64 256 512]
+    python -m benchmarks.cmc rerank [--worlds noun.event ...] [--queries 100] [--depth 512]
+    python -m benchmarks.cmc pipeline [--titles] [--worlds noun.event ...] [--queries 50] [--pairs 8 16 64]
 
 ``rerank``: what the dual encoder's first ``depth`` items become when poly-encoder, sum-of-max and each variant of CMC
-put them into order. ``pipeline``: the cross-encoder's accuracy on the first items of the dual encoder, and of CMC over
-more of them. Every row ranks the same random sample of each world's queries. A row that is in ``--output`` already is
-not measured again, so that a killed run goes on.
+put them into order, without titles. ``pipeline``: the cross-encoder's accuracy on the first items of the dual encoder,
+and of CMC over more of them. Every row ranks the same random sample of each world's queries. A row that is in
+``--output`` already is not measured again, so that a killed run goes on. Times are processor time, which is that of one
+thread where OMP_NUM_THREADS=1.
 """
 
 from __future__ import annotations
@@ -15,31 +16,36 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 import transformers
+from numpy.typing import NDArray
 
-from benchmarks.cmc_train import DE, VARIANTS, Vectors
+from benchmarks.cmc_train import DE, VARIANTS, Nearest, Vectors, stored
 from datamodules.records import Collection
 from datamodules.reps import Reps
-from datamodules.wordnet import find_wordnet, load_wordnet
+from datamodules.wordnet import TEST_WORLDS, find_wordnet, load_wordnet
+from models.backbone import BackboneConfig, LoRA
+from models.late_interaction import SumOfMax
 from models.similarity import LearnedSimilarity
-from retrieval.dense import Dense
-from retrieval.evaluation import evaluate, similarity_scorer, split_queries
+from models.tokens import TokenConfig
+from models.two_towers import TwoTowers
+from retrieval.encode import encode_items, encode_queries
+from retrieval.evaluation import similarity_scorer, split_queries
 from retrieval.metrics import accuracy, interval, retrieved
+from retrieval.run_files import write_text
 from retrieval.scorer import Rows, Scorer
-from retrieval.search_exact import Rerank, Retrieve
-from retrieval.searcher import Searcher, SearchTask, top_order
+from retrieval.searcher import top_order
+from retrieval.significance import paired_randomization
 
 KS = (1, 4, 8, 16, 32, 64)
-METRICS = [f"R@{k}" for k in KS]
 SEEDS = [name for name in VARIANTS if name.startswith("seed-")]
-NONE: Rows = np.empty(0, dtype=np.int64)
+FIRST, SUM_OF_MAX = "dual encoder", "sum-of-max, not trained"
 Row = dict[str, Any]
+Values = NDArray[np.float64]
 
 
 class Results:
@@ -49,106 +55,133 @@ class Results:
         self.path = path
         self.rows: dict[str, Row] = json.loads(path.read_text()) if path.exists() else {}
 
-    def of(self, name: str, world: str, measure: Callable[[], Row]) -> None:
-        """Measures a row unless it is there."""
-        key = f"{name} | {world}"
-        if key not in self.rows:
-            self.rows[key] = measure()
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self.path.write_text(json.dumps(self.rows, indent=1) + "\n")
-            print(key, flush=True)
+    def lacks(self, name: str, world: str) -> bool:
+        """Whether a row is still to be measured."""
+        return f"{name} | {world}" not in self.rows
 
-    def pooled(self, name: str, column: str) -> np.ndarray[Any, Any]:
-        """Values of all worlds' queries, or one a world."""
-        found = [row[column] for key, row in self.rows.items() if key.startswith(f"{name} | ")]
+    def add(self, world: str, rows: Mapping[str, Row]) -> None:
+        """Keeps rows, all of them or none."""
+        self.rows |= {f"{name} | {world}": row for name, row in rows.items()}
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(self.path, json.dumps(self.rows, indent=1) + "\n")
+        print(f"{world}: {', '.join(rows)}", flush=True)
+
+    def names(self, worlds: Sequence[str]) -> list[str]:
+        """Those that were measured on all of these worlds."""
+        found = dict.fromkeys(key.partition(" | ")[0] for key in self.rows)
+        return [name for name in found if not any(self.lacks(name, world) for world in worlds)]
+
+    def pooled(self, name: str, column: str, worlds: Sequence[str]) -> Values:
+        """Values of all the worlds' queries, or one a world."""
+        found = [self.rows[f"{name} | {world}"][column] for world in worlds]
         return np.concatenate([np.atleast_1d(np.array(values, dtype=float)) for values in found])
 
 
-def measured(task: SearchTask, searcher: Searcher, item_bytes: float) -> Row:
-    """Per-query values, milliseconds a query and bytes an item."""
-    found = evaluate(task, searcher, max(KS), METRICS)
-    values = {name: found.values[name].tolist() for name in (*METRICS, "milliseconds")}
-    if "accuracy (normalised)" in found.values:
-        values["normalised"] = found.values["accuracy (normalised)"].tolist()
-    return values | {"bytes": item_bytes}
+def row_of(kept: Rows, collection: Collection, rows: Rows, spent: float, item_bytes: float) -> Row:
+    """Whether the first k of each query's list hold its gold item, milliseconds a query and bytes an item."""
+    hits = {f"R@{k}": retrieved(kept[:, :k], collection, rows).astype(float).tolist() for k in KS}
+    there = retrieved(kept, collection, rows).tolist()
+    return hits | {"there": there, "milliseconds": spent, "bytes": item_bytes}
 
 
-def bytes_of(items: Reps, collection: Collection) -> float:
-    """Bytes of an item's representation."""
-    return sum(part.nbytes for part in items.values()) / len(collection.items)
+def reranked(model: LearnedSimilarity, items: Reps, collection: Collection, rows: Rows, found: Rows) -> Row:
+    """What the model makes of the lists (B, K); the time is that of the scores, encodings excluded."""
+    scorer = Scorer.from_similarity(model, encode_queries(model, [collection.queries[row] for row in rows]), items)
+    start = time.process_time()
+    scores = np.concatenate([scorer.score_lists(np.array([i]), found[i : i + 1]) for i in range(len(rows))])
+    spent = 1000 * (time.process_time() - start) / len(rows)
+    kept = np.take_along_axis(found, top_order(scores, found, found.shape[1]), axis=1)
+    size = sum(part.nbytes for part in items.values()) / len(collection.items)
+    return row_of(kept, collection, rows, spent, size)
 
 
-def cmc_scorer(name: str, collection: Collection, output: Path) -> Scorer:
-    """A trained variant over the stored vectors of its frozen encoder, normalised as it would do itself."""
-    vectors = Vectors(VARIANTS[name].start, output / "vectors")
-    reps = [
-        {"vector": torch.nn.functional.normalize(torch.as_tensor(vectors(records)["vector"]), dim=1)}  # type: ignore[arg-type]
-        for records in (collection.queries, collection.items)
-    ]
-    return Scorer.from_similarity(LearnedSimilarity.from_pretrained(output / name), *reps)
+def sum_of_max() -> SumOfMax:
+    """Over wordnet-de's own token states."""
+    backbone = BackboneConfig(lora=LoRA(), start=DE)
+    model = SumOfMax(backbone, TokenConfig(query_length=64, item_length=64), width=None, tokens_per_batch=4096)
+    model.query_encoder.merge()
+    return model.eval()
 
 
 def rerank(collections: list[Collection], queries: int, depth: int, output: Path) -> None:
     """Tables 1, 4 and 12."""
     results = Results(output / "rerank.json")
-    dense = Dense(DE)
-    others = {"poly-encoder": "out/wordnet-poly-encoder/release", "sum-of-max": "out/wordnet-sum-of-max/release"}
+    stores = {start: Vectors(start, output / "vectors") for start in {variant.start for variant in VARIANTS.values()}}
+    dense = Nearest(stores[DE])
     for collection in collections:
+        world = collection.name
         rows, _ = split_queries(collection, min(queries, len(collection.queries)), seed=0)
-        nothing = Scorer(lambda *_: NONE, len(collection.queries), len(collection.items))
-        searcher = Rerank(dense, min(depth, len(collection.items)))
-
-        def of(scorer: Scorer, collection: Collection = collection, rows: Rows = rows, by: Searcher = searcher) -> Row:
-            assert scorer.represented is not None
-            size = bytes_of(scorer.represented.items, collection)
-            return measured(SearchTask(collection, scorer, rows, NONE), by, size)
-
-        results.of(
-            "dual encoder",
-            collection.name,
-            lambda c=collection, r=rows, s=nothing: measured(  # type: ignore[misc]
-                SearchTask(c, s, r, NONE), Retrieve(dense), 4 * dense.similarity.query_encoder.width
-            ),
-        )
-        for name, folder in others.items():
-            if Path(folder, "config.json").exists():
-                results.of(
-                    name,
-                    collection.name,
-                    lambda f=folder, c=collection, of=of: of(  # type: ignore[misc]
-                        similarity_scorer(LearnedSimilarity.from_pretrained(f), c)
-                    ),
-                )
-        for name in VARIANTS:
-            if (output / name / "config.json").exists():
-                results.of(
-                    name,
-                    collection.name,
-                    lambda n=name, c=collection, of=of: of(cmc_scorer(n, c, output)),  # type: ignore[misc]
-                )
-    print(table(results))
+        dense.index(collection)
+        start = time.process_time()
+        found = dense.search(rows, min(depth, len(collection.items)))[0]
+        spent = 1000 * (time.process_time() - start) / len(rows)
+        if results.lacks(FIRST, world):
+            width = dense.vectors.encoder.query_encoder.width
+            results.add(world, {FIRST: row_of(found, collection, rows, spent, 4 * width)})
+        for name, variant in VARIANTS.items():
+            if results.lacks(name, world) and (output / name / "config.json").exists():
+                model = TwoTowers.from_pretrained(output / name)
+                items = stored(model, stores[variant.start], collection.items)
+                results.add(world, {name: reranked(model, items, collection, rows, found)})
+        if results.lacks(SUM_OF_MAX, world):
+            untrained = sum_of_max()
+            items = encode_items(untrained, collection.items, output / "token-states" / world, SUM_OF_MAX)
+            results.add(world, {SUM_OF_MAX: reranked(untrained, items, collection, rows, found)})
+    print(table(results, [collection.name for collection in collections]))
 
 
-def table(results: Results) -> str:
-    """Markdown: recalls over all worlds' queries, the seeds' mean with its standard deviation over seeds."""
-    names = list(dict.fromkeys(key.partition(" | ")[0] for key in results.rows))
-    seeds = [name for name in names if name in SEEDS]
-    heads = [*METRICS, "normalised accuracy", "milliseconds", "bytes an item"]
+def table(results: Results, worlds: Sequence[str]) -> str:
+    """Markdown: recalls over all worlds' queries, the seeds' mean with its standard deviation over seeds, gains."""
+    heads = [*(f"R@{k}" for k in KS), "normalised accuracy", "milliseconds", "bytes an item"]
     lines = [f"| | {' | '.join(heads)} |", f"|{'---|' * (1 + len(heads))}"]
+    names = results.names(worlds)
+    there = results.pooled(FIRST, "there", worlds) > 0
+    means = {}
     for name in names:
-        cells = [f"{results.pooled(name, metric).mean():.3f}" for metric in METRICS]
-        try:
-            values = results.pooled(name, "normalised")
-            cells.append("{:.3f} ({:.3f} to {:.3f})".format(*interval(values[np.isfinite(values)])))
-        except KeyError:
-            cells.append("-")
-        cells += [f"{results.pooled(name, 'milliseconds').mean():.1f}", f"{results.pooled(name, 'bytes').mean():,.0f}"]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
+        values = [results.pooled(name, f"R@{k}", worlds) for k in KS]
+        means[name] = [*(part.mean() for part in values), values[0][there].mean()]
+        spent, size = (results.pooled(name, column, worlds).mean() for column in ("milliseconds", "bytes"))
+        cells = " | ".join(f"{mean:.3f}" for mean in means[name])
+        lines.append(f"| {name} | {cells} | {spent:.1f} | {size:,.0f} |")
+    seeds = [name for name in names if name in SEEDS]
     if len(seeds) > 1:
-        means = [[np.nanmean(results.pooled(name, column)) for name in seeds] for column in (*METRICS, "normalised")]
-        cells = [f"{np.mean(found):.3f} ± {np.std(found, ddof=1):.3f}" for found in means]
-        lines.append(f"| CMC, {len(seeds)} seeds | {' | '.join(cells)} | | |")
-    return "\n".join(lines)
+        found = np.array([means[name] for name in seeds])
+        spread = zip(found.mean(axis=0), found.std(axis=0, ddof=1), strict=True)
+        lines.append(f"| {len(seeds)} seeds | {' | '.join(f'{mean:.3f} ± {std:.3f}' for mean, std in spread)} | | |")
+    return "\n".join([*lines, "", *gains(results, worlds, seeds)])
+
+
+def gains(results: Results, worlds: Sequence[str], seeds: list[str]) -> list[str]:
+    """Points over the dual encoder, queries paired; CMC's hits are the means over its seeds."""
+    lines = ["| gain over the dual encoder | R@1 | R@16 | R@64 |", "|---|---|---|---|"]
+    groups = {"CMC": seeds} | {name: [name] for name in results.names(worlds) if name not in (*seeds, FIRST)}
+    for label, members in groups.items():
+        cells = []
+        for column in ("R@1", "R@16", "R@64"):
+            first = results.pooled(FIRST, column, worlds)
+            second = np.mean([results.pooled(name, column, worlds) for name in members], axis=0)
+            mean, low, high = (100 * value for value in interval(second - first))
+            cells.append(f"{mean:+.1f} ({low:+.1f} to {high:+.1f}), p {paired_randomization(first, second):.4f}")
+        lines.append(f"| {label} | {' | '.join(cells)} |")
+    return lines
+
+
+def fed(
+    dense: Nearest, comparing: Scorer, rows: Rows, pairs: list[int], lists: list[int]
+) -> dict[str, tuple[Rows, float]]:
+    """The lists that the cross-encoder gets, by name, with the milliseconds a query that they took."""
+    start = time.process_time()
+    found = dense.search(rows, max(*lists, *pairs))[0]
+    retrieval = 1000 * (time.process_time() - start) / len(rows)
+    made = {f"dual encoder's {k}": (found[:, :k], retrieval) for k in pairs}
+    for size in lists:
+        start = time.process_time()
+        scores = comparing.score_lists(rows, found[:, :size])
+        order = top_order(scores, found[:, :size], max(pairs))
+        spent = retrieval + 1000 * (time.process_time() - start) / len(rows)
+        kept = np.take_along_axis(found[:, :size], order, axis=1)
+        made |= {f"CMC's {k} of {size}": (kept[:, :k], spent) for k in pairs if k < size}
+    return made
 
 
 def pipeline(
@@ -156,61 +189,62 @@ def pipeline(
     queries: int,
     pairs: list[int],
     lists: list[int],
-    models: list[LearnedSimilarity],
+    models: tuple[TwoTowers, LearnedSimilarity],
     output: Path,
 ) -> None:
     """Table 2, with CMC and the cross-encoder, whose pairs are scored once for all rows.
 
-    Times are processor time, which is that of one thread where OMP_NUM_THREADS=1; the cross-encoder's in a row is the
-    mean time of a pair, times pairs.
+    The cross-encoder's time in a row is the mean time of a pair, times pairs.
     """
     results = Results(output / "pipeline.json")
     compare, cross = models
-    dense = Dense(DE)
+    vectors = Vectors(DE, output.parent / "vectors")
+    dense = Nearest(vectors)
     for collection in collections:
-        if all(f"dual encoder's {k} | {collection.name}" in results.rows for k in pairs):
+        if not results.lacks(f"dual encoder's {max(pairs)}", collection.name):
             continue
         rows, _ = split_queries(collection, min(queries, len(collection.queries)), seed=0)
-        comparing, scorer = similarity_scorer(compare, collection), similarity_scorer(cross, collection)
         dense.index(collection)
+        items = stored(compare, vectors, collection.items)
+        comparing = Scorer.from_similarity(compare, encode_queries(compare, collection.queries), items)
+        lists_of = fed(dense, comparing, rows, pairs, lists)
+        scorer = similarity_scorer(cross, collection)
         start = time.process_time()
-        found = dense.search(rows, max(*lists, *pairs))[0]
-        retrieval = 1000 * (time.process_time() - start) / len(rows)
-        fed: dict[str, tuple[Rows, float]] = {f"dual encoder's {k}": (found[:, :k], retrieval) for k in pairs}
-        for size in lists:
-            start = time.process_time()
-            scores = comparing.score_lists(rows, found[:, :size])
-            order = top_order(scores, found[:, :size], max(pairs))
-            spent = retrieval + 1000 * (time.process_time() - start) / len(rows)
-            kept = np.take_along_axis(found[:, :size], order, axis=1)
-            fed |= {f"CMC's {k} of {size}": (kept[:, :k], spent) for k in pairs if k < size}
-        start, before = time.process_time(), int(scorer.calls.sum())
-        ranked = {name: scorer.score_lists(rows, kept) for name, (kept, _) in fed.items()}
-        pair = 1000 * (time.process_time() - start) / (int(scorer.calls.sum()) - before)
-        for name, (kept, spent) in fed.items():
+        ranked = {name: scorer.score_lists(rows, kept) for name, (kept, _) in lists_of.items()}
+        pair = 1000 * (time.process_time() - start) / int(scorer.calls.sum())
+        measured = {}
+        for name, (kept, spent) in lists_of.items():
             best = np.take_along_axis(kept, top_order(ranked[name], kept, 1), axis=1)[:, 0]
-            hits = accuracy(best, collection, rows)
-            row = {
-                "accuracy": hits.tolist(),
+            measured[name] = {
+                "accuracy": accuracy(best, collection, rows).tolist(),
                 "recall": retrieved(kept, collection, rows).tolist(),
                 "milliseconds": spent + pair * kept.shape[1],
                 "before": spent,
             }
-            results.of(name, collection.name, lambda row=row: row)  # type: ignore[misc]
-    lines = ["| fed | recall | accuracy | milliseconds | of them before the cross-encoder |", "|---|---|---|---|---|"]
-    for name in dict.fromkeys(key.partition(" | ")[0] for key in results.rows):
-        hits = "{:.3f} ({:.3f} to {:.3f})".format(*interval(results.pooled(name, "accuracy")))
-        spent, before = (results.pooled(name, column).mean() for column in ("milliseconds", "before"))
-        lines.append(f"| {name} | {results.pooled(name, 'recall').mean():.3f} | {hits} | {spent:.0f} | {before:.1f} |")
-    print("\n".join(lines))
+        results.add(collection.name, measured)
+    print(pipeline_table(results, [collection.name for collection in collections], f"dual encoder's {max(pairs)}"))
+
+
+def pipeline_table(results: Results, worlds: Sequence[str], whole: str) -> str:
+    """Markdown; latency is relative to the cross-encoder on the longest list of the dual encoder's."""
+    lines = ["| fed | recall | accuracy | milliseconds | of them before | relative |", f"|{'---|' * 6}"]
+    slowest = results.pooled(whole, "milliseconds", worlds).mean()
+    for name in results.names(worlds):
+        hits = "{:.3f} ({:.3f} to {:.3f})".format(*interval(results.pooled(name, "accuracy", worlds)))
+        recall, spent, before = (
+            results.pooled(name, column, worlds).mean() for column in ("recall", "milliseconds", "before")
+        )
+        lines.append(f"| {name} | {recall:.3f} | {hits} | {spent:.0f} | {before:.1f} | {spent / slowest:.2f} |")
+    return "\n".join(lines)
 
 
 def main() -> None:
     """Measures what is missing and prints a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["rerank", "pipeline"])
-    parser.add_argument("--worlds", nargs="+", default=["noun.event", "verb.communication"])
-    parser.add_argument("--queries", type=int, default=None, help="of each world; 200 for rerank, 50 for pipeline")
+    parser.add_argument("--worlds", nargs="+", default=TEST_WORLDS)
+    parser.add_argument("--titles", action="store_true", help="pipeline: items are shown with their titles")
+    parser.add_argument("--queries", type=int, default=None, help="of each world; 100 for rerank, 50 for pipeline")
     parser.add_argument("--depth", type=int, default=512)
     parser.add_argument("--pairs", type=int, nargs="+", default=[8, 16, 64])
     parser.add_argument("--lists", type=int, nargs="+", default=[64, 256, 512])
@@ -219,13 +253,14 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("out/cmc"))
     options = parser.parse_args()
     transformers.utils.logging.disable_progress_bar()
-    read = load_wordnet(find_wordnet(), titles=False, only=options.worlds)
+    read = load_wordnet(find_wordnet(), titles=options.titles, only=options.worlds)
     collections = [read[name] for name in options.worlds]
     if options.what == "rerank":
-        rerank(collections, options.queries or 200, options.depth, options.output)
+        rerank(collections, options.queries or 100, options.depth, options.output)
     else:
-        models = [LearnedSimilarity.from_pretrained(folder) for folder in (options.cmc, options.cross_encoder)]
-        pipeline(collections, options.queries or 50, options.pairs, options.lists, models, options.output)
+        models = TwoTowers.from_pretrained(options.cmc), LearnedSimilarity.from_pretrained(options.cross_encoder)
+        shown = "titled" if options.titles else "untitled"
+        pipeline(collections, options.queries or 50, options.pairs, options.lists, models, options.output / shown)
 
 
 if __name__ == "__main__":

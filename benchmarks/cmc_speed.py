@@ -1,12 +1,16 @@
 """Milliseconds of CMC beside a cross-encoder, by number of candidates: CMC's Figure 4 on this machine.
 
     python -m benchmarks.cmc_speed [--cmc checkpoints/wordnet-cmc] [--cross-encoder checkpoints/wordnet-emb-ce] \
-        [--most 65536] [--most-pairs 2048] [--plot docs/cmc.svg] [--output out/cmc/speed.json]
+        [--most 16384] [--most-pairs 1024] [--threads 1] [--plot docs/cmc.svg] [--output out/cmc/speed.json]
+    python -m benchmarks.cmc_speed --papers-sizes
 
-Processor time of one thread, which other work on the machine hardly changes; one query at a time, with its encoding.
-CMC's candidates are stored vectors, as in use (random ones: its time does not depend on their values); the
-cross-encoder's are a test world's items, tokenised beforehand. Each figure is the median of as many repetitions as fit
-into a second, at least one. The peak of resident memory is that of the whole process.
+Wall time, one query at a time, with its encoding: for a machine that does nothing else. CMC's candidates are stored
+vectors, as in use (random ones: its time does not depend on their values); the cross-encoder's are a test world's
+items, tokenised beforehand. Each figure is the median of as many repetitions as fit into a second, at least one; what
+is in ``--output`` is not measured again. The peak of resident memory is that of the whole process.
+
+``--papers-sizes``: both on BERT-base (random weights: time does not depend on them) with 128 tokens a query and 128 an
+item, WordNet's texts joined until they are that long: 16 pairs and 10,000 candidates.
 """
 
 from __future__ import annotations
@@ -15,19 +19,26 @@ import argparse
 import json
 import resource
 import statistics
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 import transformers
 from matplotlib.figure import Figure
+from transformers import BertConfig, BertModel
 
 from datamodules.records import Collection
 from datamodules.reps import Reps
 from datamodules.wordnet import find_wordnet, load_wordnet
+from models.backbone import BackboneConfig, load_tokenizer
+from models.cmc import CMC
+from models.cross_encoder import CrossEncoder
 from models.similarity import LearnedSimilarity
+from models.tokens import TokenConfig
 
 WORLD = "noun.event"
 SECONDS = 1.0
@@ -36,15 +47,15 @@ Curve = list[tuple[int, float]]
 
 def milliseconds(step: Callable[[int], object], seconds: float = SECONDS) -> float:
     """Median over repetitions of ``step(repetition)``, after one that does not count where it is quick."""
-    start = time.process_time()
+    start = time.perf_counter()
     step(0)
-    spent = [time.process_time() - start]
+    spent = [time.perf_counter() - start]
     if spent[0] < seconds:
         spent = []
         while sum(spent) < seconds:
-            start = time.process_time()
+            start = time.perf_counter()
             step(len(spent) + 1)
-            spent.append(time.process_time() - start)
+            spent.append(time.perf_counter() - start)
     return 1000 * statistics.median(spent)
 
 
@@ -64,11 +75,13 @@ class Points:
         self.known: dict[str, dict[str, float]] = json.loads(path.read_text()) if path.exists() else {}
 
     @torch.inference_mode()
-    def measure(self, model: LearnedSimilarity, collection: Collection, items: Reps, most: int) -> Curve:
+    def measure(
+        self, name: str, model: LearnedSimilarity, collection: Collection, items: Reps, counts: Sequence[int]
+    ) -> Curve:
         """For lists of a query's candidates, the first so many of ``items``; what is known is not measured again."""
         queries = [model.collate_queries([query]) for query in collection.queries[:50]]
-        known = self.known.setdefault(type(model).__name__, {})
-        for size in sizes(most):
+        known = self.known.setdefault(name, {})
+        for size in counts:
             if str(size) in known:
                 continue
             candidates = torch.arange(size)[None]
@@ -77,8 +90,8 @@ class Points:
             )
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.path.write_text(json.dumps(self.known, indent=2) + "\n")
-            print(f"{type(model).__name__}: {size:,} candidates, {known[str(size)]:,.1f} ms", flush=True)
-        return [(size, known[str(size)]) for size in sizes(most)]
+            print(f"{name}: {size:,} candidates, {known[str(size)]:,.1f} ms", flush=True)
+        return [(size, known[str(size)]) for size in counts]
 
 
 def crossover(cmc: Curve, pairs: Curve) -> list[tuple[int, float]]:
@@ -104,27 +117,61 @@ def plot(cmc: Curve, pairs: Curve, path: Path) -> None:
     figure.savefig(path, metadata={"Date": None})
 
 
+def random_vectors(model: LearnedSimilarity, collection: Collection, count: int) -> Reps:
+    """As many stored vectors as are asked for, of the model's width."""
+    width = model.encode_items(model.collate_items(collection.items[:1]))["vector"].shape[1]  # type: ignore[union-attr]
+    return {"vector": torch.nn.functional.normalize(torch.randn(count, width), dim=1)}
+
+
+def joined(collection: Collection) -> Collection:
+    """The first 50 queries and 64 items, each with the texts of the 20 that follow it behind its own."""
+    queries, items = (
+        [
+            replace(record, text=" ".join(other.text for other in records[i : i + 20]))
+            for i, record in enumerate(records[:count])
+        ]
+        for records, count in ((collection.queries, 50), (collection.items, 64))
+    )
+    return Collection(f"{collection.name}, joined", items, queries, [{} for _ in queries])
+
+
+def papers_sizes(points: Points, collection: Collection) -> None:
+    """16 pairs and 10,000 candidates at the paper's sizes."""
+    with tempfile.TemporaryDirectory() as folder:
+        BertModel(BertConfig()).save_pretrained(folder)
+        load_tokenizer(BackboneConfig()).save_pretrained(folder)  # BERT's vocabulary
+        backbone, tokens = BackboneConfig(folder), TokenConfig(query_length=128, item_length=128)
+        cross: LearnedSimilarity = CrossEncoder(backbone, tokens).eval()
+        long = joined(collection)
+        points.measure("CrossEncoder, BERT-base", cross, long, cross.collate_items(long.items), [16])
+        cmc = CMC(backbone, tokens, shared=True).eval()
+        points.measure("CMC, BERT-base", cmc, long, random_vectors(cmc, long, 10_000), [1_024, 10_000])
+
+
 def main() -> None:
     """Measures, prints, plots."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cmc", default="checkpoints/wordnet-cmc")
     parser.add_argument("--cross-encoder", default="checkpoints/wordnet-emb-ce")
-    parser.add_argument("--most", type=int, default=65_536)
-    parser.add_argument("--most-pairs", type=int, default=2048)
+    parser.add_argument("--most", type=int, default=16_384)
+    parser.add_argument("--most-pairs", type=int, default=1_024)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--papers-sizes", action="store_true")
     parser.add_argument("--plot", type=Path, default=None)
     parser.add_argument("--output", type=Path, default=Path("out/cmc/speed.json"))
     options = parser.parse_args()
     transformers.utils.logging.disable_progress_bar()
-    torch.set_num_threads(1)
+    torch.set_num_threads(options.threads)
     points = Points(options.output)
     collection = load_wordnet(find_wordnet(), titles=False, only=[WORLD])[WORLD]
+    if options.papers_sizes:
+        papers_sizes(points, collection)
+        return
     model = LearnedSimilarity.from_pretrained(options.cross_encoder)
-    tokens = model.collate_items(collection.items)
-    pairs = points.measure(model, collection, tokens, min(options.most_pairs, len(collection.items)))
+    most = sizes(min(options.most_pairs, len(collection.items)))
+    pairs = points.measure("CrossEncoder", model, collection, model.collate_items(collection.items), most)
     model = LearnedSimilarity.from_pretrained(options.cmc)
-    width = model.encode_items(model.collate_items(collection.items[:1]))["vector"].shape[1]  # type: ignore[union-attr]
-    vectors = torch.nn.functional.normalize(torch.randn(options.most, width), dim=1)
-    cmc = points.measure(model, collection, {"vector": vectors}, options.most)
+    cmc = points.measure("CMC", model, collection, random_vectors(model, collection, options.most), sizes(options.most))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(f"peak of resident memory: {peak:,.0f} MiB")
     for size, equal in crossover(cmc, pairs):

@@ -1,20 +1,22 @@
-"""CMC's self-attention layers on the vectors of frozen encoders: seeds, ablations, and the released checkpoint.
+"""CMC on the stored vectors of a dual encoder: seeds, ablations, a poly-encoder, and the released checkpoint.
 
     python -m benchmarks.cmc_train [--only seed-1 seed-2 no-skip ...] [--output out/cmc]
 
-Encoding comes first and is done once; each variant then takes minutes on one core, and becomes a checkpoint in
-``<output>/<variant>``. Killed at any moment, the same command goes on: with the next block of texts, or with the last
-saved step of the variant that was in training. ``python -m benchmarks.cmc`` measures the checkpoints.
+Texts are encoded once, by wordnet-de, and keep their vectors; the self-attention layers are trained on them, and in the
+variants that say so a query encoder of its own, which starts as wordnet-de's. Each variant takes minutes on one core,
+and becomes a checkpoint in ``<output>/<variant>``. Killed at any moment, the same command goes on: with the next block
+of texts, or with the last saved step of the variant that was in training. ``python -m benchmarks.cmc`` measures the
+checkpoints.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -30,10 +32,12 @@ from datamodules.tasks import WordNet
 from losses import KLToRetriever, Loss, SoftmaxCrossEntropy, SumOfLosses
 from models import checkpoint
 from models.backbone import MINILM, BackboneConfig, LoRA
-from models.cmc import CMC, Skip
+from models.cmc import CMC
 from models.dual_encoder import DualEncoder
+from models.late_interaction import PolyEncoder
 from models.similarity import LearnedSimilarity, Optimization
 from models.tokens import TokenConfig
+from models.two_towers import TwoTowers
 from retrieval.ann import Flat
 from retrieval.encode import encode_items, encode_queries
 from retrieval.first_stage import FirstStage
@@ -41,8 +45,28 @@ from retrieval.mining import MineCandidates
 from retrieval.store import RepresentationStore
 
 DE = "checkpoints/wordnet-de"
-WORLDS = ("verb.contact", "verb.social", "verb.body")
-"""Training worlds: few, because encoding their items is most of the work."""
+WORLDS = (
+    "adv.all",
+    "noun.act",
+    "noun.attribute",
+    "noun.cognition",
+    "noun.communication",
+    "noun.state",
+    "verb.body",
+    "verb.change",
+    "verb.cognition",
+    "verb.competition",
+    "verb.consumption",
+    "verb.contact",
+    "verb.creation",
+    "verb.emotion",
+    "verb.perception",
+    "verb.possession",
+    "verb.social",
+    "verb.stative",
+)
+"""Training worlds: those with many queries for their items, because encoding items is much of the work."""
+VERBS = tuple(world for world in WORLDS if world.startswith("verb"))
 
 
 class Vectors:
@@ -99,31 +123,55 @@ class Nearest(FirstStage):
         return f"Dense {self.vectors.encoder.weights_sha256} {Flat()}"
 
 
-class OnVectors(CMC):
-    """A CMC that takes an encoder's vectors for tokens, so that only its self-attention layers are trained."""
+def stored(model: TwoTowers, vectors: Vectors, records: Sequence[Query] | Sequence[Item]) -> Reps:
+    """``{"vector": (N, h)}``: what the model's encoder would make of the records where it is the frozen one."""
+    vector = vectors(records)["vector"]
+    assert isinstance(vector, torch.Tensor)
+    return {"vector": F.normalize(vector, dim=1) if isinstance(model, CMC) and model.normalize else vector}
 
-    def __init__(self, vectors: Vectors, **options: Any) -> None:
-        super().__init__(**options)
-        self.vectors = vectors
 
-    def collate_queries(self, queries: Sequence[Query]) -> Reps:
-        """``{"vector": (B, h)}``."""
-        return self._normalized(self.vectors(queries))
+class OnVectors(TwoTowers):
+    """A model that takes an item's stored vector for its tokens: its item encoder is not run, and stays as it is.
+
+    Attributes:
+        plain: what it is otherwise, and becomes after training.
+        vectors: set before training.
+    """
+
+    plain: ClassVar[type[TwoTowers]]
+    vectors: Vectors
 
     def collate_items(self, items: Sequence[Item]) -> Reps:
         """``{"vector": (M, h)}``."""
-        return self._normalized(self.vectors(items))
+        return stored(self, self.vectors, items)
 
-    def _normalized(self, reps: Reps) -> Reps:
-        vector = reps["vector"]
-        assert isinstance(vector, torch.Tensor)
-        return {"vector": F.normalize(vector, dim=1) if self.normalize else vector}
+    def encode_items(self, tokens: Reps) -> Reps:
+        """The vectors themselves."""
+        return tokens
+
+
+class CMCOnVectors(OnVectors, CMC):
+    """Its query encoder and its self-attention layers are trained."""
+
+    plain = CMC
+
+
+class LayersOnVectors(CMCOnVectors):
+    """Its self-attention layers alone are trained."""
+
+    def collate_queries(self, queries: Sequence[Query]) -> Reps:
+        """``{"vector": (B, h)}``."""
+        return stored(self, self.vectors, queries)
 
     def encode_queries(self, tokens: Reps) -> Reps:
         """The vectors themselves."""
         return tokens
 
-    encode_items = encode_queries
+
+class PolyEncoderOnVectors(OnVectors, PolyEncoder):
+    """Its query encoder and its codes are trained."""
+
+    plain = PolyEncoder
 
 
 @dataclass(frozen=True)
@@ -131,83 +179,88 @@ class Variant:
     """What one training differs in.
 
     Attributes:
+        kind: what is trained.
+        own: its constructor's arguments.
         seed: of initial weights, order and negatives.
-        start: checkpoint of the frozen encoder.
-        skip: of the layers.
+        start: checkpoint of the frozen encoder, and of a query encoder before training.
         kl: weight of KL(p || r) in the loss; the rest is cross-entropy's.
         fixed: share of the negatives that are the retriever's first ones; the rest is drawn by its scores.
         temperature: that the scores are divided by in the loss: 0.05 where the layers begin almost as the identity, so
-            that scores begin as cosines; 20 where the layer norm's vectors of length 20 are in them from the beginning.
+            that scores begin as cosines; 20 where vectors of length 20, the layer norm's, are in them.
         lr: peak learning rate.
+        steps: of 16 queries each.
+        worlds: that are trained on.
     """
 
+    kind: type[OnVectors] = LayersOnVectors
+    own: Mapping[str, Any] = field(default_factory=lambda: GATED)
     seed: int = 1
     start: str = DE
-    skip: Skip = "gated"
-    kl: float = 0.8
+    kl: float = 0.2
     fixed: float = 0.5
     temperature: float = 0.05
     lr: float = 1e-3
+    steps: int = 300
+    worlds: tuple[str, ...] = WORLDS
+
+    def options(self) -> dict[str, Any]:
+        """Constructor arguments of the model; the encoder has adapters where the start has."""
+        plain = self.start == MINILM
+        tags: dict[str, Any] = {"mention_tags": None, "item_tag": None} if plain else {}
+        start = {} if plain else {"lora": LoRA(), "start": self.start}
+        return {
+            "backbone": BackboneConfig(dropout=0.0, **start),
+            "tokens": TokenConfig(query_length=64, item_length=64, **tags),
+            "pooling": "mean",
+            "tokens_per_batch": 4096,
+            **self.own,
+        }
 
 
+GATED: Mapping[str, Any] = {"shared": True, "normalize": True, "feedforward": 1024, "skip": "gated"}
 VARIANTS = {
-    **{f"seed-{seed}": Variant(seed) for seed in range(1, 6)},
-    "no-skip": Variant(skip="none", temperature=20.0, lr=2e-4),
-    "papers-skip": Variant(skip="sum", temperature=20.0, lr=2e-4),
+    **{f"seed-{seed}": Variant(seed=seed) for seed in range(1, 6)},
+    "no-skip": Variant(own={**GATED, "skip": "none"}, temperature=20.0, lr=2e-4),
     "no-kl": Variant(kl=0.0),
     "no-sampling": Variant(fixed=1.0),
-    "plain-start": Variant(start=MINILM),
+    "verbs": Variant(worlds=VERBS),
+    "verbs-plain-start": Variant(start=MINILM, worlds=VERBS),
+    "query-encoder": Variant(CMCOnVectors, own={**GATED, "shared": False}, steps=200),
+    "poly-encoder": Variant(
+        PolyEncoderOnVectors, own={"shared": False, "codes": 16}, temperature=1.0, lr=2e-4, steps=200
+    ),
 }
 
 
-def options_of(variant: Variant) -> dict[str, Any]:
-    """Constructor arguments of the variant's CMC: shared encoder, adapters of the dual encoder if it has any."""
-    adapted = variant.start != MINILM
-    tags: dict[str, Any] = {} if adapted else {"mention_tags": None, "item_tag": None}
-    return {
-        "backbone": BackboneConfig(
-            lora=LoRA() if adapted else None, dropout=0.0, start=variant.start if adapted else None
-        ),
-        "tokens": TokenConfig(query_length=64, item_length=64, **tags),
-        "shared": True,
-        "pooling": "mean",
-        "normalize": True,
-        "feedforward": 1024,
-        "skip": variant.skip,
-        "tokens_per_batch": 4096,
-    }
-
-
-def train(variant: Variant, steps: int, folder: Path, store: Path, candidates: Path) -> None:
-    """Trains a variant and saves it as an ordinary CMC, whose encoder is the frozen one."""
+def train(variant: Variant, folder: Path, store: Path, candidates: Path) -> None:
+    """Trains a variant and saves it as an ordinary model, whose item encoder is the frozen one."""
     vectors = Vectors(variant.start, store)
     retriever = vectors if variant.start == DE else Vectors(DE, store)
     torch.manual_seed(variant.seed)
     kl = KLToRetriever(retriever_temperature=0.05, temperature=variant.temperature)
     losses: list[Loss] = [SoftmaxCrossEntropy(variant.temperature), kl]
-    model = OnVectors(
-        vectors,
+    model = variant.kind(
         loss=SumOfLosses(losses, [1 - variant.kl, variant.kl]),
         optimization=Optimization(lr=variant.lr, warmup=0.1),
         seed=variant.seed,
-        **options_of(variant),
+        **variant.options(),
     )
+    model.vectors = vectors
     data = WordNet(
         titles=False,
-        train_worlds=WORLDS,
+        train_worlds=variant.worlds,
         batch_size=16,
         negatives=63,
         hard_fixed=variant.fixed,
         hard_depth=1024,
         hard_temperature=0.05,
         retriever_scores=True,
-        max_val_queries=100,
         seed=variant.seed,
     )
     keep = ModelCheckpoint(folder, "resume", every_n_train_steps=50, save_top_k=1, enable_version_counter=False)
     trainer = Trainer(
         accelerator="cpu",
-        max_steps=steps,
+        max_steps=variant.steps,
         max_epochs=-1,
         limit_val_batches=0,
         gradient_clip_val=1.0,
@@ -221,7 +274,7 @@ def train(variant: Variant, steps: int, folder: Path, store: Path, candidates: P
     )
     saved = folder / "resume.ckpt"
     trainer.fit(model, data, ckpt_path=saved if saved.exists() else None, weights_only=True)
-    plain = CMC(**options_of(variant))
+    plain = variant.kind.plain(**variant.options())
     plain.load_state_dict(model.state_dict())
     checkpoint.save(plain, folder, torch.float16)
 
@@ -230,7 +283,6 @@ def main() -> None:
     """Trains what is not there yet."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=VARIANTS, default=list(VARIANTS), metavar="VARIANT")
-    parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--output", type=Path, default=Path("out/cmc"))
     parser.add_argument("--candidates", type=Path, default=Path("out/candidates-wordnet-de"))
     options = parser.parse_args()
@@ -240,8 +292,10 @@ def main() -> None:
         if (folder / "config.json").exists():
             continue
         start = time.process_time()
-        train(VARIANTS[name], options.steps, folder, options.output / "vectors", options.candidates)
-        print(f"{folder}: {options.steps} steps, {time.process_time() - start:.0f} s of processor time", flush=True)
+        train(VARIANTS[name], folder, options.output / "vectors", options.candidates)
+        print(
+            f"{folder}: {VARIANTS[name].steps} steps, {time.process_time() - start:.0f} s of processor time", flush=True
+        )
 
 
 if __name__ == "__main__":

@@ -34,9 +34,9 @@ OUT = Path("out/demo")
 WORLD = "noun.event"
 MATRIX = Path("checkpoints/wordnet-emb-ce/noun.event.safetensors")
 DE, EMB = "checkpoints/wordnet-de", "checkpoints/wordnet-emb-ce"
-HYPENCODER = "checkpoints/wordnet-hypencoder"
+CMC, HYPENCODER, MOL = (f"checkpoints/wordnet-{name}" for name in ("cmc", "hypencoder", "mol"))
 METRICS = ["nDCG@10", "RR@10", "R@1", "R@64"]
-RERANKED = 40  # queries whose top 64 the cross-encoders score live
+RERANKED = 40  # queries whose top 64 the other models score live, and CMC their top 512
 SAMPLE = 2000  # pairs of the matrix that are scored again
 CALLS = (50, 100, 200, 500)
 TOLERANCE = 1e-3
@@ -73,9 +73,11 @@ def checkpoints(collection: Collection, rows: Rows) -> tuple[list[RunReport], li
     runs: list[tuple[str, Searcher, Scorer]] = [
         (name, Retrieve(stage), nothing) for name, stage in (*first_stages.items(), (DE, dense))
     ]
-    for name in (*sorted(map(str, Path("checkpoints").glob("wordnet-*-ce"))), HYPENCODER):
+    cross_encoders = sorted(map(str, Path("checkpoints").glob("wordnet-*-ce")))
+    budgets = dict.fromkeys([*cross_encoders, MOL, HYPENCODER], 64) | {CMC: 512}
+    for name, budget in budgets.items():
         model = LearnedSimilarity.from_pretrained(name)
-        runs.append((name, Rerank(dense, budget=64), similarity_scorer(model, collection)))
+        runs.append((name, Rerank(dense, budget), similarity_scorer(model, collection)))
     for name, searcher, scorer in runs:
         task = SearchTask(collection, scorer, rows, np.empty(0, dtype=np.int64))
         result = evaluate(task, searcher, 64, METRICS)
