@@ -35,8 +35,9 @@ types: $(INSTALLED) ## Check types (mypy, strict)
 imports: $(INSTALLED) ## Check that imports run one way (import-linter)
 	$(BIN)/lint-imports
 
+# One thread for each process, and for those that they start, whose sums must be the same to the last bit.
 pytest: setup ## Run the tests in two processes; PYTEST_ARGS="-k name" passes arguments on
-	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal $(PYTEST_ARGS)
 
 fuzz: setup ## Harm files at random for about a minute and load them
 	SIMZOO_FUZZ=400 $(BIN)/python -m pytest -q tests/test_fuzz.py

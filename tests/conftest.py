@@ -1,4 +1,4 @@
-"""What all tests share: no network unless it is asked for, few threads, and the markers `gpu`, `network`, `shared`."""
+"""What all tests share: no network unless it is asked for, and the markers `gpu`, `network`, `shared`."""
 
 from __future__ import annotations
 
@@ -22,9 +22,7 @@ settings.load_profile("simzoo")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """The tests' processes share the processors; a folder that is named but missing is a mistake, not a skip."""
-    processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    torch.set_num_threads(max(1, min(2, (os.cpu_count() or 1) // processes)))
+    """A folder that is named but missing is a mistake, not a skip."""
     if (named := os.environ.get("SIMZOO_DATA")) and not Path(named).is_dir():
         raise pytest.UsageError(
             f"SIMZOO_DATA names {named!r}, which is no folder; unset it or name the data sets' folder"
