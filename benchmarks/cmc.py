@@ -1,14 +1,14 @@
 """CMC's Tables 1, 2, 4 and 12 on WordNet.
 
     python -m benchmarks.cmc_train
-    python -m benchmarks.cmc rerank [--worlds noun.event ...] [--queries 100] [--depth 512]
+    python -m benchmarks.cmc rerank [--worlds noun.event ...] [--queries 100] [--depth 512] [--sum-of-max DIR]
     python -m benchmarks.cmc pipeline [--titles] [--worlds noun.event ...] [--queries 50] [--pairs 8 16 64]
 
 ``rerank``: what the dual encoder's first ``depth`` items become when poly-encoder, sum-of-max and each variant of CMC
-put them into order, without titles. ``pipeline``: the cross-encoder's accuracy on the first items of the dual encoder,
-and of CMC over more of them. Every row ranks the same random sample of each world's queries. A row that is in
-``--output`` already is not measured again, so that a killed run goes on. Times are processor time, which is that of one
-thread where OMP_NUM_THREADS=1.
+put them into order, without titles; DIR is a trained checkpoint of sum-of-max. ``pipeline``: the cross-encoder's
+accuracy on the first items of the dual encoder, and of CMC over more of them. Every row ranks the same random sample of
+each world's queries. A row that is in ``--output`` already is not measured again, so that a killed run goes on. Times
+are processor time, which is that of one thread where OMP_NUM_THREADS=1.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from retrieval.significance import paired_randomization
 
 KS = (1, 4, 8, 16, 32, 64)
 SEEDS = [name for name in VARIANTS if name.startswith("seed-")]
-FIRST, SUM_OF_MAX = "dual encoder", "sum-of-max, not trained"
+FIRST, UNTRAINED, TRAINED = "dual encoder", "sum-of-max, not trained", "sum-of-max"
 Row = dict[str, Any]
 Values = NDArray[np.float64]
 
@@ -103,8 +103,10 @@ def sum_of_max() -> SumOfMax:
     return model.eval()
 
 
-def rerank(collections: list[Collection], queries: int, depth: int, output: Path) -> None:
-    """Tables 1, 4 and 12."""
+def rerank(
+    collections: list[Collection], queries: int, depth: int, sums: Mapping[str, TwoTowers], output: Path
+) -> None:
+    """Tables 1, 4 and 12, with the named models of sum-of-max."""
     results = Results(output / "rerank.json")
     stores = {start: Vectors(start, output / "vectors") for start in {variant.start for variant in VARIANTS.values()}}
     dense = Nearest(stores[DE])
@@ -123,10 +125,10 @@ def rerank(collections: list[Collection], queries: int, depth: int, output: Path
                 model = TwoTowers.from_pretrained(output / name)
                 items = stored(model, stores[variant.start], collection.items)
                 results.add(world, {name: reranked(model, items, collection, rows, found)})
-        if results.lacks(SUM_OF_MAX, world):
-            untrained = sum_of_max()
-            items = encode_items(untrained, collection.items, output / "token-states" / world, SUM_OF_MAX)
-            results.add(world, {SUM_OF_MAX: reranked(untrained, items, collection, rows, found)})
+        for name, model in sums.items():
+            if results.lacks(name, world):
+                items = encode_items(model, collection.items, output / "token-states" / name / world, name)
+                results.add(world, {name: reranked(model, items, collection, rows, found)})
     print(table(results, [collection.name for collection in collections]))
 
 
@@ -245,6 +247,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["rerank", "pipeline"])
     parser.add_argument("--worlds", nargs="+", default=TEST_WORLDS)
+    parser.add_argument("--sum-of-max", default=None, help="rerank: a trained checkpoint, for a row of its own")
     parser.add_argument("--titles", action="store_true", help="pipeline: items are shown with their titles")
     parser.add_argument("--queries", type=int, default=None, help="of each world; 100 for rerank, 50 for pipeline")
     parser.add_argument("--depth", type=int, default=512)
@@ -258,7 +261,10 @@ def main() -> None:
     read = load_wordnet(find_wordnet(), titles=options.titles, only=options.worlds)
     collections = [read[name] for name in options.worlds]
     if options.what == "rerank":
-        rerank(collections, options.queries or 100, options.depth, options.output)
+        sums: dict[str, TwoTowers] = {UNTRAINED: sum_of_max()}
+        if options.sum_of_max is not None:
+            sums[TRAINED] = TwoTowers.from_pretrained(options.sum_of_max)
+        rerank(collections, options.queries or 100, options.depth, sums, options.output)
     else:
         models = TwoTowers.from_pretrained(options.cmc), LearnedSimilarity.from_pretrained(options.cross_encoder)
         shown = "titled" if options.titles else "untitled"
