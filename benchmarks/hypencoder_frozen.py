@@ -6,7 +6,7 @@
     python -m benchmarks.hypencoder_frozen table
 
 The backbone is wordnet-de's, whose item vectors (mean over the tokens, not normalised) and query token states are
-computed once and kept under out/hypencoder. Both students begin with its scores. Hypencoder trains its hyperhead
+computed once and kept (`benchmarks.frozen`). Both students begin with its scores. Hypencoder trains its hyperhead
 alone, BE-Base (``--depth 0``) a linear map of each side's mean vector. Both see the same batches, teacher scores and
 steps; in training items are shown without titles.
 With MALLOC_MMAP_THRESHOLD_=4294967296 MALLOC_TRIM_THRESHOLD_=17179869184 glibc keeps its memory, and steps take two
@@ -31,24 +31,20 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import get_scheduler
 
-from benchmarks.hypencoder_students import DE, BEBase, Frozen, mean_state, parameter_groups, untrained
+from benchmarks.frozen import FrozenEncoder, Nearest
+from benchmarks.hypencoder_students import BEBase, Frozen, mean_state, parameter_groups, untrained
 from datamodules.beir import load_beir
 from datamodules.distillation import read_lessons
-from datamodules.records import Collection, Query
-from datamodules.reps import Ragged, Reps
+from datamodules.records import Collection
+from datamodules.reps import Ragged
 from datamodules.wordnet import TEST_WORLDS, find_wordnet, load_wordnet
 from losses import MarginMSE, OtherPositivesCrossEntropy, SoftmaxCrossEntropy, SumOfLosses
 from losses.targets import Targets
 from models import checkpoint
-from models.dual_encoder import DualEncoder
-from models.pooling import each_text
 from models.similarity import LearnedSimilarity
-from retrieval.dense import Dense
-from retrieval.encode import encode_items
 from retrieval.evaluation import split_queries
 from retrieval.metrics import interval, ir_metrics
 from retrieval.scorer import Rows
-from retrieval.store import RepresentationStore
 from retrieval.teaching import write_lessons
 
 OUT = Path("out/hypencoder")
@@ -72,44 +68,6 @@ STEPS, LR = 300, 3e-4
 METRICS, QUERIES = ("R@1", "R@10", "R@64", "nDCG@10"), 100
 
 
-def backbone() -> DualEncoder:
-    """wordnet-de without its normalisation."""
-    model = DualEncoder.from_pretrained(DE)
-    model.normalize = False
-    return model
-
-
-def cached_items(model: DualEncoder, world: Collection, titles: bool) -> Tensor:
-    """(N, h)."""
-    folder = OUT / ("titled" if titles else "untitled") / world.name
-    vectors = encode_items(model, world.items, folder, f"{model.weights_sha256} not normalised")["vector"]
-    assert isinstance(vectors, Tensor)
-    return vectors
-
-
-def cached_states(model: DualEncoder, world: Collection) -> Ragged:
-    """Token states of every query."""
-
-    def encode(blocks: Sequence[Sequence[Query]]) -> Iterator[Reps]:
-        for block in blocks:
-            ids = model.collate_queries(block)["ids"]
-            assert isinstance(ids, Ragged)
-            longest = int(ids.lengths.max())
-
-            def read(padded: Tensor, mask: Tensor, longest: int = longest) -> Tensor:
-                return F.pad(model.query_encoder(padded, mask), (0, 0, 0, longest - padded.shape[1])).half()
-
-            with torch.inference_mode():
-                states = each_text(ids, None, read, (longest, model.query_encoder.width))
-            real = torch.arange(longest) < ids.lengths[:, None]
-            yield {"states": Ragged(states[real], F.pad(ids.lengths.cumsum(0), (1, 0)))}
-
-    store = RepresentationStore(OUT / "queries" / world.name, world.queries, f"{model.weights_sha256} states", 512)
-    states = store.build(encode, f"queries of {world.name}")["states"]
-    assert isinstance(states, Ragged)
-    return states
-
-
 @dataclass
 class World:
     """What is cached of a world, and its training lists.
@@ -131,9 +89,9 @@ class World:
     taught: dict[int, tuple[Tensor, Tensor]]
 
     @classmethod
-    def of(cls, model: DualEncoder, collection: Collection, lessons: Sequence[Path]) -> World:
+    def of(cls, frozen: FrozenEncoder, collection: Collection, lessons: Sequence[Path]) -> World:
         """Reads or makes it."""
-        vectors, states = cached_items(model, collection, titles=False), cached_states(model, collection)
+        vectors, states = frozen.vectors(collection.items), frozen.states(collection.queries)
         gold = torch.tensor([collection.relevant(row)[0] for row in range(len(collection.queries))])
         items, means = F.normalize(vectors), []
         for rows in torch.split(torch.arange(len(gold)), 256):
@@ -179,21 +137,6 @@ class World:
         return candidates, Targets(labels.float(), mask, known, is_other)
 
 
-class Mined(Dense):
-    """wordnet-de as a first stage over a sample of a world's queries, from what is cached of all."""
-
-    def index(self, collection: Collection) -> None:
-        """See `FirstStage.index`."""
-        whole = load_wordnet(find_wordnet(), titles=False, only=[collection.name])[collection.name]
-        row_of = {query.id: row for row, query in enumerate(whole.queries)}
-        rows = torch.tensor([row_of[query.id] for query in collection.queries])
-        states = cached_states(self.similarity, whole)
-        means = [mean_state(*_padded(states, some)) for some in torch.split(rows, 256)]
-        self.num_items = len(whole.items)
-        self._queries = F.normalize(torch.cat(means)).numpy()
-        self._searched = self.ann.build(F.normalize(cached_items(self.similarity, whole, titles=False)).numpy())
-
-
 def trained(student: nn.Module, worlds: Sequence[World], steps: int, seed: int, lr: float) -> None:
     """Trains in place; the same seed means the same batches whatever the student is."""
     loss = SumOfLosses([SoftmaxCrossEntropy(), OtherPositivesCrossEntropy(), MarginMSE()], [1.0, 1.0, 0.1])
@@ -217,22 +160,22 @@ def trained(student: nn.Module, worlds: Sequence[World], steps: int, seed: int, 
             print(f"step {step} loss {value.item():.3f} {time.perf_counter() - began:.0f} s", flush=True)
 
 
-def collections(worlds: Sequence[str]) -> Iterator[tuple[str, Collection, bool]]:
-    """What students are evaluated on, by name, and whether items are shown with titles."""
+def collections(worlds: Sequence[str]) -> Iterator[tuple[str, Collection]]:
+    """What students are evaluated on, by name."""
     for name, world in load_wordnet(find_wordnet(), titles=False, only=IN_DOMAIN).items():
-        yield f"{name} in domain", world, False
+        yield f"{name} in domain", world
     for titles in (False, True):
         for name, world in load_wordnet(find_wordnet(), titles=titles, only=worlds).items():
-            yield f"{name} {'with' if titles else 'without'} titles", world, titles
+            yield f"{name} {'with' if titles else 'without'} titles", world
     for folder in sorted(Path(os.environ["SIMZOO_DATA"]).glob("*/qrels")) if "SIMZOO_DATA" in os.environ else ():
-        yield folder.parent.name, replace(load_beir(folder.parent), name=folder.parent.name), True
+        yield folder.parent.name, replace(load_beir(folder.parent), name=folder.parent.name)
 
 
 @torch.inference_mode()
-def evaluated(student: nn.Module, model: DualEncoder, collection: Collection, titles: bool) -> dict[str, list[float]]:
+def evaluated(student: nn.Module, frozen: FrozenEncoder, collection: Collection) -> dict[str, list[float]]:
     """Metrics of each of a random sample of the queries: those of docs/zoo."""
     rows, _ = split_queries(collection, min(QUERIES, len(collection.queries)), seed=0)
-    vectors, states = cached_items(model, collection, titles), cached_states(model, collection)
+    vectors, states = frozen.vectors(collection.items), frozen.states(collection.queries)
     found = []
     for row in torch.from_numpy(rows):
         parts = torch.split(vectors, 4096)
@@ -244,9 +187,9 @@ def evaluated(student: nn.Module, model: DualEncoder, collection: Collection, ti
 
 def teach(queries: int) -> None:
     """The cross-encoder's lessons, as ``evaluate.py teach`` writes them, on a sample of each world's queries."""
-    teacher, model = LearnedSimilarity.from_pretrained("checkpoints/wordnet-emb-ce"), backbone()
+    teacher, nearest = LearnedSimilarity.from_pretrained("checkpoints/wordnet-emb-ce"), Nearest(FrozenEncoder())
     for collection in load_wordnet(find_wordnet(), titles=False, only=TAUGHT).values():
-        write_lessons(teacher, collection.sample(queries), Mined.of(model), LESSONS, HARD, RANDOM, seed=0)
+        write_lessons(teacher, collection.sample(queries), nearest, LESSONS, HARD, RANDOM, seed=0)
 
 
 def train(options: argparse.Namespace) -> None:
@@ -256,12 +199,12 @@ def train(options: argparse.Namespace) -> None:
     if path.exists():
         print(f"{path} is there")
         return
-    model, lessons = backbone(), sorted(LESSONS.rglob("*.jsonl.gz"))
+    frozen, lessons = FrozenEncoder(), sorted(LESSONS.rglob("*.jsonl.gz"))
     read = load_wordnet(find_wordnet(), titles=False, only=WORLDS)
-    worlds = [World.of(model, collection, lessons) for collection in read.values()]
+    worlds = [World.of(frozen, collection, lessons) for collection in read.values()]
     print(f"{sum(len(w.gold) for w in worlds)} queries, {sum(len(w.taught) for w in worlds)} taught", flush=True)
     hypencoder = untrained(depth, seed) if depth else None
-    student = BEBase(model.query_encoder.width) if hypencoder is None else Frozen(hypencoder)
+    student = BEBase(frozen.width) if hypencoder is None else Frozen(hypencoder)
     began = time.process_time()
     trained(student, worlds, options.steps, seed, options.lr)
     result: dict[str, Any] = {"depth": depth, "seed": seed, "steps": options.steps}
@@ -269,8 +212,8 @@ def train(options: argparse.Namespace) -> None:
     if options.save is not None and hypencoder is not None:
         checkpoint.save(hypencoder, options.save, torch.float16)
         print(f"written: {options.save}")
-    for name, collection, titles in collections(options.tested):
-        result[name] = evaluated(student, model, collection, titles)
+    for name, collection in collections(options.tested):
+        result[name] = evaluated(student, frozen, collection)
         print(name, {metric: round(float(np.mean(v)), 3) for metric, v in result[name].items()}, flush=True)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(result))
@@ -331,13 +274,11 @@ def main() -> None:
     options = parser.parse_args()
     transformers.utils.logging.disable_progress_bar()
     if options.command == "cache":
-        model = backbone()
-        for world in load_wordnet(find_wordnet(), titles=False, only=WORLDS).values():
-            cached_items(model, world, titles=False)
-            cached_states(model, world)
-        for _, collection, titles in collections(options.tested):
-            cached_items(model, collection, titles)
-            cached_states(model, collection)
+        frozen = FrozenEncoder()
+        read = load_wordnet(find_wordnet(), titles=False, only=WORLDS).values()
+        for world in (*read, *(collection for _, collection in collections(options.tested))):
+            frozen.vectors(world.items)
+            frozen.states(world.queries)
     elif options.command == "teach":
         teach(options.queries)
     elif options.command == "train":

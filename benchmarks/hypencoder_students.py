@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from benchmarks.frozen import DE
 from datamodules.reps import Reps
 from models.backbone import BackboneConfig, LoRA
 from models.hypencoder import Hypencoder, QNetConfig
 from models.tokens import TokenConfig
 
-DE = "checkpoints/wordnet-de"
 COSINE = 20.0
 """Both students begin with so many times wordnet-de's cosine, as it was trained."""
 SLOWER = 0.05
