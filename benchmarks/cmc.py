@@ -16,7 +16,8 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -77,12 +78,18 @@ class Results:
         found = [self.rows[f"{name} | {world}"][column] for world in worlds]
         return np.concatenate([np.atleast_1d(np.array(values, dtype=float)) for values in found])
 
+    def hits(self, name: str, k: int, worlds: Sequence[str]) -> Values:
+        """1 for each query whose gold item is among the first k, otherwise 0."""
+        return (self.pooled(name, "rank", worlds) <= k).astype(float)
+
 
 def row_of(kept: Rows, collection: Collection, rows: Rows, spent: float, item_bytes: float) -> Row:
-    """Whether the first k of each query's list hold its gold item, milliseconds a query and bytes an item."""
-    hits = {f"R@{k}": retrieved(kept[:, :k], collection, rows).astype(float).tolist() for k in KS}
-    there = retrieved(kept, collection, rows).tolist()
-    return hits | {"there": there, "milliseconds": spent, "bytes": item_bytes}
+    """The place of each query's gold item in its list, None where it is not in it; milliseconds and bytes."""
+    places = [
+        int(np.isin(found, collection.relevant(row)).argmax()) + 1 if there else None
+        for found, row, there in zip(kept, rows.tolist(), retrieved(kept, collection, rows), strict=True)
+    ]
+    return {"rank": places, "milliseconds": spent, "bytes": item_bytes}
 
 
 def reranked(model: LearnedSimilarity, items: Reps, collection: Collection, rows: Rows, found: Rows) -> Row:
@@ -105,12 +112,12 @@ def sum_of_max() -> SumOfMax:
 
 
 def rerank(
-    collections: list[Collection], queries: int, depth: int, sums: Mapping[str, TwoTowers], output: Path
+    collections: list[Collection], queries: int, depth: int, sums: Mapping[str, Callable[[], TwoTowers]], output: Path
 ) -> None:
-    """Tables 1, 4 and 12, with the named models of sum-of-max."""
+    """Tables 1, 4 and 12, with the named models of sum-of-max, which are loaded where they are to be measured."""
     results = Results(output / "rerank.json")
-    encoders = {start: FrozenEncoder(start) for start in {variant.start for variant in VARIANTS.values()}}
-    dense = Nearest(encoders[DE])
+    frozen = cache(FrozenEncoder)
+    dense = Nearest(frozen(DE))
     for collection in collections:
         world = collection.name
         rows, _ = split_queries(collection, min(queries, len(collection.queries)), seed=0)
@@ -123,10 +130,11 @@ def rerank(
         for name, variant in VARIANTS.items():
             if results.lacks(name, world) and (output / name / "config.json").exists():
                 model = TwoTowers.from_pretrained(output / name)
-                items = stored(model, encoders[variant.start], collection.items)
+                items = stored(model, frozen(variant.start), collection.items)
                 results.add(world, {name: reranked(model, items, collection, rows, found)})
-        for name, model in sums.items():
+        for name, load in sums.items():
             if results.lacks(name, world):
+                model = load()
                 items = encode_items(model, collection.items, output / "token-states" / name / world, name)
                 results.add(world, {name: reranked(model, items, collection, rows, found)})
     print(table(results, [collection.name for collection in collections]))
@@ -137,10 +145,10 @@ def table(results: Results, worlds: Sequence[str]) -> str:
     heads = [*(f"R@{k}" for k in KS), "normalised accuracy", "milliseconds", "bytes an item"]
     lines = [f"| | {' | '.join(heads)} |", f"|{'---|' * (1 + len(heads))}"]
     names = results.names(worlds)
-    there = results.pooled(FIRST, "there", worlds) > 0
+    there = np.isfinite(results.pooled(FIRST, "rank", worlds))
     means = {}
     for name in names:
-        values = [results.pooled(name, f"R@{k}", worlds) for k in KS]
+        values = [results.hits(name, k, worlds) for k in KS]
         means[name] = [*(part.mean() for part in values), values[0][there].mean()]
         spent, size = (results.pooled(name, column, worlds).mean() for column in ("milliseconds", "bytes"))
         cells = " | ".join(f"{mean:.3f}" for mean in means[name])
@@ -154,18 +162,24 @@ def table(results: Results, worlds: Sequence[str]) -> str:
 
 
 def gains(results: Results, worlds: Sequence[str], seeds: list[str]) -> list[str]:
-    """Points over the dual encoder, queries paired; CMC's hits are the means over its seeds."""
-    lines = ["| gain over the dual encoder | R@1 | R@16 | R@64 |", "|---|---|---|---|"]
+    """Points over the dual encoder, queries paired; CMC's hits are the means over its seeds.
+
+    The last column is the mean change of log2 of the gold item's place, over the queries whose list has it.
+    """
+    lines = ["| gain over the dual encoder | R@1 | R@16 | R@64 | log2 of the place |", f"|{'---|' * 5}"]
     groups = ({"CMC": seeds} if seeds else {}) | {
         name: [name] for name in results.names(worlds) if name not in (*seeds, FIRST)
     }
+    places = np.log2(results.pooled(FIRST, "rank", worlds))
     for label, members in groups.items():
         cells = []
-        for column in ("R@1", "R@16", "R@64"):
-            first = results.pooled(FIRST, column, worlds)
-            second = np.mean([results.pooled(name, column, worlds) for name in members], axis=0)
+        for k in (1, 16, 64):
+            first = results.hits(FIRST, k, worlds)
+            second = np.mean([results.hits(name, k, worlds) for name in members], axis=0)
             mean, low, high = (100 * value for value in interval(second - first))
             cells.append(f"{mean:+.1f} ({low:+.1f} to {high:+.1f}), p {paired_randomization(first, second):.4f}")
+        changes = np.mean([np.log2(results.pooled(name, "rank", worlds)) for name in members], axis=0) - places
+        cells.append("{:+.2f} ({:+.2f} to {:+.2f})".format(*interval(changes[np.isfinite(changes)])))
         lines.append(f"| {label} | {' | '.join(cells)} |")
     return lines
 
@@ -260,9 +274,9 @@ def main() -> None:
     read = load_wordnet(find_wordnet(), titles=options.titles, only=options.worlds)
     collections = [read[name] for name in options.worlds]
     if options.what == "rerank":
-        sums: dict[str, TwoTowers] = {UNTRAINED: sum_of_max()}
+        sums: dict[str, Callable[[], TwoTowers]] = {UNTRAINED: cache(sum_of_max)}
         if options.sum_of_max is not None:
-            sums[TRAINED] = TwoTowers.from_pretrained(options.sum_of_max)
+            sums[TRAINED] = cache(partial(TwoTowers.from_pretrained, options.sum_of_max))
         rerank(collections, options.queries or 100, options.depth, sums, options.output)
     else:
         models = TwoTowers.from_pretrained(options.cmc), LearnedSimilarity.from_pretrained(options.cross_encoder)

@@ -7,10 +7,11 @@
 Wall time, one query at a time, with its encoding: for a machine that does nothing else. CMC's candidates are stored
 vectors, as in use (random ones: its time does not depend on their values); the cross-encoder's are a test world's
 items, tokenised beforehand. Each figure is the median of as many repetitions as fit into a second, at least one; what
-is in ``--output`` is not measured again. The peak of resident memory is that of the whole process.
+is in ``--output`` with as many threads is not measured again. The peak of resident memory is that of the whole process.
 
 ``--papers-sizes``: both on BERT-base (random weights: time does not depend on them) with 128 tokens a query and 128 an
-item, WordNet's texts joined until they are that long: 16 pairs and 10,000 candidates.
+item, WordNet's texts joined until they are that long: 16 pairs and 10,000 candidates; with floating-point operations,
+a multiplication and an addition being two.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ import numpy as np
 import torch
 import transformers
 from matplotlib.figure import Figure
+from torch.utils.flop_counter import FlopCounterMode, sdpa_flop
 from transformers import BertConfig, BertModel
 
 from datamodules.records import Collection
@@ -67,11 +69,22 @@ def sizes(most: int) -> list[int]:
     return found if found[-1] == most else [*found, most]
 
 
+def operations(step: Callable[[int], object]) -> int:
+    """Floating-point operations of ``step(0)``'s matrix products."""
+    # PyTorch's counter knows attention by the names that it has on a GPU.
+    attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    counted = {attention: lambda query, key, value, *_, out_shape=None, **__: sdpa_flop(query, key, value)}
+    with FlopCounterMode(display=False, custom_mapping=counted) as counter:
+        step(0)
+    return int(counter.get_total_flops())
+
+
 class Points:
     """Measured (candidates, milliseconds) by model, in a JSON file that is rewritten after each."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, threads: int) -> None:
         self.path = path
+        self.threads = threads
         self.known: dict[str, dict[str, float]] = json.loads(path.read_text()) if path.exists() else {}
 
     @torch.inference_mode()
@@ -79,19 +92,21 @@ class Points:
         self, name: str, model: LearnedSimilarity, collection: Collection, items: Reps, counts: Sequence[int]
     ) -> Curve:
         """For lists of a query's candidates, the first so many of ``items``; what is known is not measured again."""
-        queries = [model.collate_queries([query]) for query in collection.queries[:50]]
-        known = self.known.setdefault(name, {})
+        known = self.known.setdefault(f"{name}, threads: {self.threads}", {})
         for size in counts:
             if str(size) in known:
                 continue
-            candidates = torch.arange(size)[None]
-            known[str(size)] = milliseconds(
-                lambda i, chosen=candidates: model.score(model.encode_queries(queries[i % 50]), items, chosen)  # type: ignore[misc]
-            )
+            known[str(size)] = milliseconds(scored(model, collection, items, size))
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.path.write_text(json.dumps(self.known, indent=2) + "\n")
             print(f"{name}: {size:,} candidates, {known[str(size)]:,.1f} ms", flush=True)
         return [(size, known[str(size)]) for size in counts]
+
+
+def scored(model: LearnedSimilarity, collection: Collection, items: Reps, size: int) -> Callable[[int], object]:
+    """Encodes one of the first 50 queries, by number, and scores the first ``size`` items for it."""
+    queries = [model.collate_queries([query]) for query in collection.queries[:50]]
+    return lambda i: model.score(model.encode_queries(queries[i % 50]), items, torch.arange(size)[None])
 
 
 def crossover(cmc: Curve, pairs: Curve) -> list[tuple[int, float]]:
@@ -100,7 +115,7 @@ def crossover(cmc: Curve, pairs: Curve) -> list[tuple[int, float]]:
     return [(size, float(np.exp(np.interp(np.log(ms), spent, counts)))) for size, ms in pairs]
 
 
-def plot(cmc: Curve, pairs: Curve, path: Path) -> None:
+def plot(cmc: Curve, pairs: Curve, threads: int, path: Path) -> None:
     """Both curves on logarithmic axes."""
     figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.subplots()
@@ -108,7 +123,7 @@ def plot(cmc: Curve, pairs: Curve, path: Path) -> None:
         axes.plot(*zip(*points, strict=True), marker=marker, markersize=4, label=name)
     axes.axhline(pairs[0][1], color="grey", linewidth=0.8, linestyle="--")
     axes.annotate("16 pairs", (cmc[-1][0], pairs[0][1]), ha="right", va="bottom", fontsize=8, color="grey")
-    axes.set(xscale="log", yscale="log", xlabel="candidates", ylabel="milliseconds a query, one thread")
+    axes.set(xscale="log", yscale="log", xlabel="candidates", ylabel=f"milliseconds a query, threads: {threads}")
     ticks = [size for size, _ in cmc]
     axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks], fontsize=8)
     axes.minorticks_off()
@@ -139,10 +154,15 @@ def papers_sizes(points: Points, collection: Collection) -> None:
         load_tokenizer(BackboneConfig()).save_pretrained(folder)  # BERT's vocabulary
         backbone, tokens = BackboneConfig(folder), TokenConfig(query_length=128, item_length=128)
         cross: LearnedSimilarity = CrossEncoder(backbone, tokens).eval()
-        long = joined(collection)
-        points.measure("CrossEncoder, BERT-base", cross, long, cross.collate_items(long.items), [16])
         cmc = CMC(backbone, tokens, shared=True).eval()
-        points.measure("CMC, BERT-base", cmc, long, random_vectors(cmc, long, 10_000), [1_024, 10_000])
+    long = joined(collection)
+    for name, model, items, counts in (
+        ("CrossEncoder, BERT-base", cross, cross.collate_items(long.items), [16]),
+        ("CMC, BERT-base", cmc, random_vectors(cmc, long, 10_000), [1_024, 10_000]),
+    ):
+        points.measure(name, model, long, items, counts)
+        with torch.inference_mode():
+            print(f"{name}: {operations(scored(model, long, items, counts[-1])) / 1e9:,.0f} GFLOP for {counts[-1]:,}")
 
 
 def main() -> None:
@@ -159,7 +179,7 @@ def main() -> None:
     options = parser.parse_args()
     transformers.utils.logging.disable_progress_bar()
     torch.set_num_threads(options.threads)
-    points = Points(options.output)
+    points = Points(options.output, options.threads)
     collection = load_wordnet(find_wordnet(), titles=False, only=[WORLD])[WORLD]
     if options.papers_sizes:
         papers_sizes(points, collection)
@@ -174,7 +194,7 @@ def main() -> None:
     for size, equal in crossover(cmc, pairs):
         print(f"{size:,} pairs take as long as {equal:,.0f} candidates of CMC")
     if options.plot is not None:
-        plot(cmc, pairs, options.plot)
+        plot(cmc, pairs, options.threads, options.plot)
 
 
 if __name__ == "__main__":

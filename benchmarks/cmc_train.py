@@ -65,7 +65,8 @@ VERBS = tuple(world for world in WORLDS if world.startswith("verb"))
 def stored(model: TwoTowers, frozen: FrozenEncoder, records: Sequence[Query] | Sequence[Item]) -> Reps:
     """``{"vector": (N, h)}``: what the model's encoder would make of the records where it is the frozen one."""
     vectors = frozen.vectors(records)
-    return {"vector": F.normalize(vectors, dim=1) if isinstance(model, CMC) and model.normalize else vectors}
+    cosines = model.normalize if isinstance(model, CMC) else isinstance(model, PolyEncoder) and model.cosine is not None
+    return {"vector": F.normalize(vectors, dim=1) if cosines else vectors}
 
 
 class OnVectors(TwoTowers):
@@ -73,11 +74,15 @@ class OnVectors(TwoTowers):
 
     Attributes:
         plain: what it is otherwise, and becomes after training.
+        arguments: its constructor's, unless a variant has others.
         frozen: what made the vectors; set before training.
+        encoder_lr: peak learning rate of its query encoder; set before training.
     """
 
     plain: ClassVar[type[TwoTowers]]
+    arguments: ClassVar[Mapping[str, Any]]
     frozen: FrozenEncoder
+    encoder_lr: float
 
     def collate_items(self, items: Sequence[Item]) -> Reps:
         """``{"vector": (M, h)}``."""
@@ -87,15 +92,27 @@ class OnVectors(TwoTowers):
         """The vectors themselves."""
         return tokens
 
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """See `LearnedSimilarity.parameter_groups`; the query encoder has groups of its own."""
+        encoder = set(self.query_encoder.parameters())
+        groups = []
+        for group in super().parameter_groups():
+            own, others = ([p for p in group["params"] if (p in encoder) == inside] for inside in (True, False))
+            groups += [{**group, "params": others}, {**group, "params": own, "lr": self.encoder_lr}]
+        return groups
+
 
 class CMCOnVectors(OnVectors, CMC):
     """Its query encoder and its self-attention layers are trained."""
 
     plain = CMC
+    arguments: ClassVar[Mapping[str, Any]] = {"shared": False, "normalize": True, "feedforward": 1024, "skip": "gated"}
 
 
 class LayersOnVectors(CMCOnVectors):
     """Its self-attention layers alone are trained."""
+
+    arguments: ClassVar[Mapping[str, Any]] = {**CMCOnVectors.arguments, "shared": True}
 
     def collate_queries(self, queries: Sequence[Query]) -> Reps:
         """``{"vector": (B, h)}``."""
@@ -107,9 +124,10 @@ class LayersOnVectors(CMCOnVectors):
 
 
 class PolyEncoderOnVectors(OnVectors, PolyEncoder):
-    """Its query encoder and its codes are trained."""
+    """Its query encoder and its codes are trained; it begins nearly with the dual encoder's scores."""
 
     plain = PolyEncoder
+    arguments: ClassVar[Mapping[str, Any]] = {"shared": False, "codes": 16, "cosine": 20.0}
 
 
 @dataclass(frozen=True)
@@ -118,7 +136,7 @@ class Variant:
 
     Attributes:
         kind: what is trained.
-        own: its constructor's arguments.
+        own: arguments of its constructor that differ from the kind's.
         seed: of initial weights, order and negatives.
         start: checkpoint of the frozen encoder, and of a query encoder before training.
         kl: weight of KL(p || r) in the loss; the rest is cross-entropy's.
@@ -126,18 +144,20 @@ class Variant:
         temperature: that the scores are divided by in the loss: 0.05 where the layers begin almost as the identity, so
             that scores begin as cosines; 20 where vectors of length 20, the layer norm's, are in them.
         lr: peak learning rate.
+        encoder_lr: that of a query encoder, where one is trained.
         steps: of 16 queries each.
         worlds: that are trained on.
     """
 
     kind: type[OnVectors] = LayersOnVectors
-    own: Mapping[str, Any] = field(default_factory=lambda: GATED)
+    own: Mapping[str, Any] = field(default_factory=dict)
     seed: int = 1
     start: str = DE
     kl: float = 0.2
     fixed: float = 0.5
     temperature: float = 0.05
     lr: float = 1e-3
+    encoder_lr: float = 1e-3
     steps: int = 300
     worlds: tuple[str, ...] = WORLDS
 
@@ -151,22 +171,23 @@ class Variant:
             "tokens": TokenConfig(query_length=64, item_length=64, **tags),
             "pooling": "mean",
             "tokens_per_batch": 4096,
+            **self.kind.arguments,
             **self.own,
         }
 
 
-GATED: Mapping[str, Any] = {"shared": True, "normalize": True, "feedforward": 1024, "skip": "gated"}
 VARIANTS = {
     **{f"seed-{seed}": Variant(seed=seed) for seed in range(1, 6)},
-    "no-skip": Variant(own={**GATED, "skip": "none"}, temperature=20.0, lr=2e-4),
+    "no-skip": Variant(own={"skip": "none"}, temperature=20.0, lr=2e-4),
     "no-kl": Variant(kl=0.0),
     "no-sampling": Variant(fixed=1.0),
     "verbs": Variant(worlds=VERBS),
     "verbs-plain-start": Variant(start=MINILM, worlds=VERBS),
-    "query-encoder": Variant(CMCOnVectors, own={**GATED, "shared": False}, steps=200),
-    "poly-encoder": Variant(
-        PolyEncoderOnVectors, own={"shared": False, "codes": 16}, temperature=1.0, lr=2e-4, steps=200
-    ),
+    **{f"query-encoder-{rate:g}": Variant(CMCOnVectors, encoder_lr=rate) for rate in (1e-3, 1e-4, 3e-5)},
+    **{
+        f"poly-encoder-{rate:g}": Variant(PolyEncoderOnVectors, temperature=1.0, encoder_lr=rate)
+        for rate in (1e-4, 3e-5)
+    },
 }
 
 
@@ -183,7 +204,7 @@ def train(variant: Variant, folder: Path, candidates: Path) -> None:
         seed=variant.seed,
         **variant.options(),
     )
-    model.frozen = frozen
+    model.frozen, model.encoder_lr = frozen, variant.encoder_lr
     data = WordNet(
         titles=False,
         train_worlds=variant.worlds,

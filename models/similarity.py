@@ -226,20 +226,24 @@ class LearnedSimilarity(LightningModule, ABC):
     test_step = validation_step
 
     def configure_optimizers(self) -> Any:
-        """AdamW over what is trainable, without decay on biases and norms."""
+        """AdamW over the parameter groups, with the schedule."""
+        settings = self.optimization
+        optimizer = torch.optim.AdamW(self.parameter_groups(), lr=settings.lr)
+        steps = int(self.trainer.estimated_stepping_batches)
+        scheduler = get_scheduler(settings.schedule, optimizer, int(settings.warmup * steps), steps)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """AdamW's groups: what is trainable, without decay on biases and norms."""
         decay: list[torch.nn.Parameter] = []
         rest: list[torch.nn.Parameter] = []
         for parameter in self.parameters():
             if parameter.requires_grad:
                 (decay if parameter.ndim > 1 else rest).append(parameter)
-        settings = self.optimization
-        optimizer = torch.optim.AdamW(
-            [{"params": decay, "weight_decay": settings.weight_decay}, {"params": rest, "weight_decay": 0.0}],
-            lr=settings.lr,
-        )
-        steps = int(self.trainer.estimated_stepping_batches)
-        scheduler = get_scheduler(settings.schedule, optimizer, int(settings.warmup * steps), steps)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+        return [
+            {"params": decay, "weight_decay": self.optimization.weight_decay},
+            {"params": rest, "weight_decay": 0.0},
+        ]
 
     def trained_state(self) -> dict[str, Tensor]:
         """What differs from the named backbone: every trainable parameter, by name."""

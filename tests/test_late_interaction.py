@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from datamodules.reps import Ragged, Reps
 from models import late_interaction
+from models.backbone import BackboneConfig
 from models.late_interaction import PolyEncoder, SumOfMax
+from models.tiny import tiny_backbone
 from tests.toy import toy_collection
 
 COLLECTION = toy_collection(num_items=9, num_queries=4)
@@ -49,10 +54,11 @@ def test_sum_of_max_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
         torch.testing.assert_close(listed, wanted, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("cosine", [None, 5.0])
 @torch.inference_mode()
-def test_poly_encoder_by_hand() -> None:
-    """Both attentions, as written: a softmax over the wrong axis trains too."""
-    model = PolyEncoder.tiny().eval()
+def test_poly_encoder_by_hand(cosine: float | None) -> None:
+    """Both attentions, as written: a softmax over the wrong axis trains too, and so do lengths instead of cosines."""
+    model = PolyEncoder(BackboneConfig(name=str(tiny_backbone())), codes=3, cosine=cosine).eval()
     queries, items = reps(model)
     for q, query in enumerate(COLLECTION.queries):
         ids = model.collate_queries([query])["ids"]
@@ -63,8 +69,9 @@ def test_poly_encoder_by_hand() -> None:
         for i in range(9):
             item = items["vector"][i]  # type: ignore[index]
             assert isinstance(item, Tensor)
-            mixed = (vectors @ item).softmax(0) @ vectors
-            torch.testing.assert_close(model.score(queries, items)[q, i], mixed @ item, atol=1e-4, rtol=1e-4)
+            logits = vectors @ item if cosine is None else cosine * F.cosine_similarity(vectors, item[None])
+            expected = logits.softmax(0) @ logits
+            torch.testing.assert_close(model.score(queries, items)[q, i], expected, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("kind", [PolyEncoder, SumOfMax])
@@ -79,7 +86,8 @@ def test_gradients_reach_everything_that_is_trained(kind: type[PolyEncoder | Sum
         assert not own and any(p.grad is not None for name, p in model.named_parameters() if "encoder" in name)
 
 
-def test_codes_must_be_some() -> None:
-    """An empty softmax gives NaN far from its cause."""
-    with pytest.raises(ValueError, match="at least 1; got 0"):
-        PolyEncoder(codes=0)
+@pytest.mark.parametrize(("setting", "message"), [({"codes": 0}, "at least 1; got 0"), ({"cosine": 0.0}, "got 0.0")])
+def test_settings_that_cannot_be_are_refused(setting: dict[str, Any], message: str) -> None:
+    """An empty softmax gives NaN far from its cause; cosines times 0 give every item the same score."""
+    with pytest.raises(ValueError, match=message):
+        PolyEncoder(**setting)
