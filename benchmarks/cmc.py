@@ -135,7 +135,8 @@ def rerank(
         for name, load in sums.items():
             if results.lacks(name, world):
                 model = load()
-                items = encode_items(model, collection.items, output / "token-states" / name / world, name)
+                made_by = f"{name} {model.weights_sha256}"
+                items = encode_items(model, collection.items, output / "token-states" / name / world, made_by)
                 results.add(world, {name: reranked(model, items, collection, rows, found)})
     print(table(results, [collection.name for collection in collections]))
 
