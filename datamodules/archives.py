@@ -16,7 +16,8 @@ from typing import IO, Any
 ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz")
 MOST_BYTES = 50_000_000_000
 MOST_FILES = 10_000
-MOST_HEADER = 64_000  # bytes of a name or note in a .tar; tarfile also reads a file's content in smaller pieces
+PIECE = 16_384  # bytes of a file's content that are read at once
+MOST_HEADER = 64_000  # bytes of a name or note in a .tar, which tarfile would read at once; more than PIECE
 MOST_RATIO = 100  # weights hardly compress; a small file that claims to hold very much is made to fill a disk
 
 
@@ -116,7 +117,7 @@ def untar(archive: Path, folder: Path) -> None:
 def _write(source: IO[bytes], place: Path) -> None:
     place.parent.mkdir(parents=True, exist_ok=True)
     with place.open("wb") as target:
-        shutil.copyfileobj(source, target)
+        shutil.copyfileobj(source, target, PIECE)
 
 
 def _check_name(archive: Path, name: str) -> None:
