@@ -1,4 +1,4 @@
-"""CMC on the stored vectors of a dual encoder: seeds, ablations, query encoders, poly-encoders, and the released checkpoint.
+"""CMC on the stored vectors of a dual encoder: seeds, ablations, query encoders, poly-encoder, the released checkpoint.
 
     python -m benchmarks.cmc_train [--only seed-1 seed-2 no-skip ...] [--output out/cmc]
 
