@@ -23,7 +23,8 @@ from losses import MarginMSE, OtherPositivesCrossEntropy, SumOfLosses
 from losses.targets import Targets
 from models.backbone import BackboneConfig, LoRA
 from models.dual_encoder import DualEncoder
-from models.hypencoder import Hypencoder, QNetConfig
+from models.hypencoder import Hypencoder
+from models.q_net import QNetConfig
 from models.tokens import TokenConfig
 
 ITEMS = 9

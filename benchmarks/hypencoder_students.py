@@ -10,7 +10,8 @@ from torch.nn import functional as F
 
 from datamodules.reps import Reps
 from models.backbone import BackboneConfig, LoRA
-from models.hypencoder import Hypencoder, QNetConfig
+from models.hypencoder import Hypencoder
+from models.q_net import QNetConfig
 from models.tokens import TokenConfig
 
 DE = "checkpoints/wordnet-de"

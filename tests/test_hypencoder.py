@@ -16,7 +16,9 @@ from datamodules.records import DataError, Item, Query
 from datamodules.reps import Ragged, take
 from models import checkpoint, hypencoder
 from models.backbone import BackboneConfig, LoRA
-from models.hypencoder import Hypencoder, Hyperhead, QNet, QNetConfig
+from models.hypencoder import Hypencoder
+from models.hyperhead import Hyperhead
+from models.q_net import QNet, QNetConfig
 from models.tiny import tiny_backbone
 from models.tokens import TokenConfig
 
