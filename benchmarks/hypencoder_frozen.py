@@ -1,14 +1,17 @@
-"""Hypencoder and BE-Base over one frozen backbone, from one start: seeds and depths of the q-net, for minutes each.
+"""Hypencoder and BE-Base over one encoder, from one start: seeds and depths of the q-net, for minutes each.
 
     python -m benchmarks.hypencoder_frozen cache
     python -m benchmarks.hypencoder_frozen teach --queries 60
     python -m benchmarks.hypencoder_frozen train --depth 2 --seed 1 [--save checkpoints/wordnet-hypencoder]
+    python -m benchmarks.hypencoder_frozen train --depth 2 --seed 1 --encoder_lr 1e-4
     python -m benchmarks.hypencoder_frozen table
 
 The backbone is wordnet-de's, whose item vectors (mean over the tokens, not normalised) and query token states are
 computed once and kept under out/hypencoder. Both students begin with its scores. Hypencoder trains its hyperhead
 alone, BE-Base (``--depth 0``) a linear map of each side's mean vector. Both see the same batches, teacher scores and
-steps; in training items are shown without titles.
+steps; in training items are shown without titles. With ``--encoder_lr`` the adapters of the query encoder are trained
+as well, for both alike; the items' vectors stay. A student's weights are kept: other ``--tested`` worlds cost no
+training.
 With MALLOC_MMAP_THRESHOLD_=4294967296 MALLOC_TRIM_THRESHOLD_=17179869184 glibc keeps its memory, and steps take two
 thirds of the time.
 """
@@ -19,7 +22,7 @@ import argparse
 import json
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,11 +30,12 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import get_scheduler
 
-from benchmarks.hypencoder_students import DE, BEBase, Frozen, mean_state, parameter_groups, untrained
+from benchmarks.hypencoder_students import DE, BEBase, Encoded, Frozen, mean_state, parameter_groups, untrained
 from datamodules.beir import load_beir
 from datamodules.distillation import read_lessons
 from datamodules.records import Collection, Query
@@ -53,6 +57,7 @@ from retrieval.teaching import write_lessons
 
 OUT = Path("out/hypencoder")
 LESSONS = Path("out/lessons-wordnet")
+Read = Callable[[DualEncoder, Collection], Ragged]
 # Training worlds with at least 80 queries and not many more items than can be encoded in minutes.
 WORLDS = [
     *("adj.pert", "adv.all", "noun.act", "noun.attribute", "noun.cognition", "noun.communication", "noun.feeling"),
@@ -110,13 +115,20 @@ def cached_states(model: DualEncoder, world: Collection) -> Ragged:
     return states
 
 
+def token_ids(model: DualEncoder, world: Collection) -> Ragged:
+    """Of every query, for students with an encoder of their own."""
+    ids = model.collate_queries(world.queries)["ids"]
+    assert isinstance(ids, Ragged)
+    return ids
+
+
 @dataclass
 class World:
     """What is cached of a world, and its training lists.
 
     Attributes:
         vectors: (N, h).
-        states: of Q queries.
+        asked: of Q queries: what students read, token states or ids.
         gold: (Q,) row of the relevant item.
         trained: rows of the queries that are trained on.
         mined: (Q, DEPTH) the first other items by wordnet-de.
@@ -124,14 +136,14 @@ class World:
     """
 
     vectors: Tensor
-    states: Ragged
+    asked: Ragged
     gold: Tensor
     trained: Rows
     mined: Tensor
     taught: dict[int, tuple[Tensor, Tensor]]
 
     @classmethod
-    def of(cls, model: DualEncoder, collection: Collection, lessons: Sequence[Path]) -> World:
+    def of(cls, model: DualEncoder, collection: Collection, lessons: Sequence[Path], read: Read) -> World:
         """Reads or makes it."""
         vectors, states = cached_items(model, collection, titles=False), cached_states(model, collection)
         gold = torch.tensor([collection.relevant(row)[0] for row in range(len(collection.queries))])
@@ -153,7 +165,7 @@ class World:
         }
         held_out = QUERIES if collection.name in IN_DOMAIN else 0
         rows = split_queries(collection, held_out, seed=0)[1] if held_out else np.arange(len(gold))
-        return cls(vectors, states, gold, rows, mined, taught)
+        return cls(vectors, read(model, collection), gold, rows, mined, taught)
 
     def batch(self, rows: Tensor, rng: np.random.Generator) -> tuple[Tensor, Targets]:
         """Candidates (B, 1 + HARD + RANDOM + B) and targets: a lesson's items where there is one, or drawn ones."""
@@ -194,19 +206,19 @@ class Mined(Dense):
         self._searched = self.ann.build(F.normalize(cached_items(self.similarity, whole, titles=False)).numpy())
 
 
-def trained(student: nn.Module, worlds: Sequence[World], steps: int, seed: int, lr: float) -> None:
+def trained(student: nn.Module, worlds: Sequence[World], steps: int, seed: int, lr: float, encoder_lr: float) -> None:
     """Trains in place; the same seed means the same batches whatever the student is."""
     loss = SumOfLosses([SoftmaxCrossEntropy(), OtherPositivesCrossEntropy(), MarginMSE()], [1.0, 1.0, 0.1])
     rng = np.random.default_rng(seed)
     sizes = np.array([len(world.trained) for world in worlds])
-    optimizer = torch.optim.AdamW(parameter_groups(student, lr), weight_decay=0.01)
+    optimizer = torch.optim.AdamW(parameter_groups(student, lr, encoder_lr), weight_decay=0.01)
     scheduler = get_scheduler("linear", optimizer, steps // 20, steps)
     began = time.perf_counter()
     for step in range(steps):
         world = worlds[rng.choice(len(worlds), p=sizes / sizes.sum())]
         rows = torch.from_numpy(np.sort(rng.permutation(world.trained)[:BATCH]))
         candidates, targets = world.batch(rows, rng)
-        scores = student(*_padded(world.states, rows), F.embedding(candidates, world.vectors))
+        scores = student(*_padded(world.asked, rows), F.embedding(candidates, world.vectors))
         value = loss(scores, targets)
         optimizer.zero_grad()
         value.backward()
@@ -229,14 +241,13 @@ def collections(worlds: Sequence[str]) -> Iterator[tuple[str, Collection, bool]]
 
 
 @torch.inference_mode()
-def evaluated(student: nn.Module, model: DualEncoder, collection: Collection, titles: bool) -> dict[str, list[float]]:
+def evaluated(student: nn.Module, asked: Ragged, vectors: Tensor, collection: Collection) -> dict[str, list[float]]:
     """Metrics of each of a random sample of the queries: those of docs/zoo."""
     rows, _ = split_queries(collection, min(QUERIES, len(collection.queries)), seed=0)
-    vectors, states = cached_items(model, collection, titles), cached_states(model, collection)
     found = []
     for row in torch.from_numpy(rows):
         parts = torch.split(vectors, 4096)
-        scores = torch.cat([student(*_padded(states, row[None]), part[None])[0] for part in parts])
+        scores = torch.cat([student(*_padded(asked, row[None]), part[None])[0] for part in parts])
         found.append(scores.topk(100).indices.numpy())
     metrics = ir_metrics(np.stack(found), collection, rows, METRICS)
     return {name: values.tolist() for name, values in metrics.items()}
@@ -250,30 +261,41 @@ def teach(queries: int) -> None:
 
 
 def train(options: argparse.Namespace) -> None:
-    """Trains and evaluates one student; what it found is kept as a JSON file."""
+    """Trains a student and evaluates it where it was not yet: a JSON file keeps what was found, another its weights."""
     depth, seed = options.depth, options.seed
-    path = OUT / "students" / f"depth-{depth}-seed-{seed}-steps-{options.steps}.json"
-    if path.exists():
-        print(f"{path} is there")
-        return
-    model, lessons = backbone(), sorted(LESSONS.rglob("*.jsonl.gz"))
-    read = load_wordnet(find_wordnet(), titles=False, only=WORLDS)
-    worlds = [World.of(model, collection, lessons) for collection in read.values()]
-    print(f"{sum(len(w.gold) for w in worlds)} queries, {sum(len(w.taught) for w in worlds)} taught", flush=True)
+    name = f"depth-{depth}-seed-{seed}-steps-{options.steps}"
+    name += f"-encoder-{options.encoder_lr:g}" if options.encoder_lr else ""
+    path, weights = OUT / "students" / f"{name}.json", OUT / "students" / f"{name}.safetensors"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    model, read = backbone(), token_ids if options.encoder_lr else cached_states
     hypencoder = untrained(depth, seed) if depth else None
-    student = BEBase(model.query_encoder.width) if hypencoder is None else Frozen(hypencoder)
-    began = time.process_time()
-    trained(student, worlds, options.steps, seed, options.lr)
-    result: dict[str, Any] = {"depth": depth, "seed": seed, "steps": options.steps}
-    result["seconds"] = round(time.process_time() - began)
+    student: nn.Module = BEBase(model.query_encoder.width) if hypencoder is None else Frozen(hypencoder)
+    student = Encoded(student) if options.encoder_lr else student
+    own = {name: value for name, value in student.named_parameters() if value.requires_grad}
+    if weights.exists():
+        student.load_state_dict(load_file(weights), strict=False)
+    else:
+        lessons, collected = (
+            sorted(LESSONS.rglob("*.jsonl.gz")),
+            load_wordnet(find_wordnet(), titles=False, only=WORLDS),
+        )
+        worlds = [World.of(model, collection, lessons, read) for collection in collected.values()]
+        print(f"{sum(len(w.gold) for w in worlds)} queries, {sum(len(w.taught) for w in worlds)} taught", flush=True)
+        began = time.process_time()
+        trained(student, worlds, options.steps, seed, options.lr, options.encoder_lr)
+        print(f"{time.process_time() - began:.0f} s of processor time", flush=True)
+        save_file(own, weights)
     if options.save is not None and hypencoder is not None:
         checkpoint.save(hypencoder, options.save, torch.float16)
         print(f"written: {options.save}")
+    run = {"depth": depth, "seed": seed, "steps": options.steps, "encoder_lr": options.encoder_lr}
+    result: dict[str, Any] = json.loads(path.read_text()) if path.exists() else run
     for name, collection, titles in collections(options.tested):
-        result[name] = evaluated(student, model, collection, titles)
+        if name not in result:
+            vectors, asked = cached_items(model, collection, titles), read(model, collection)
+            result[name] = evaluated(student, asked, vectors, collection)
+            path.write_text(json.dumps(result))
         print(name, {metric: round(float(np.mean(v)), 3) for metric, v in result[name].items()}, flush=True)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result))
 
 
 def table() -> None:
@@ -325,10 +347,15 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--lr", type=float, default=LR)
+    parser.add_argument(
+        "--encoder_lr", type=float, default=0.0, help="of the query encoder's adapters; 0: it is frozen"
+    )
     parser.add_argument("--queries", type=int, default=60, help="lessons of each world")
     parser.add_argument("--tested", nargs="+", default=TEST_WORLDS, help="worlds; the dev worlds chose the settings")
     parser.add_argument("--save", type=Path, help="folder of a checkpoint")
     options = parser.parse_args()
+    if options.save is not None and (options.depth == 0 or options.encoder_lr):
+        parser.error("--save writes a Hypencoder on the frozen encoder: give it neither --depth 0 nor --encoder_lr")
     transformers.utils.logging.disable_progress_bar()
     if options.command == "cache":
         model = backbone()
