@@ -24,7 +24,8 @@ import numpy as np
 import transformers
 from numpy.typing import NDArray
 
-from benchmarks.cmc_train import DE, VARIANTS, Nearest, Vectors, stored
+from benchmarks.cmc_train import VARIANTS, stored
+from benchmarks.frozen import DE, FrozenEncoder, Nearest
 from datamodules.records import Collection
 from datamodules.reps import Reps
 from datamodules.wordnet import TEST_WORLDS, find_wordnet, load_wordnet
@@ -108,8 +109,8 @@ def rerank(
 ) -> None:
     """Tables 1, 4 and 12, with the named models of sum-of-max."""
     results = Results(output / "rerank.json")
-    stores = {start: Vectors(start, output / "vectors") for start in {variant.start for variant in VARIANTS.values()}}
-    dense = Nearest(stores[DE])
+    encoders = {start: FrozenEncoder(start) for start in {variant.start for variant in VARIANTS.values()}}
+    dense = Nearest(encoders[DE])
     for collection in collections:
         world = collection.name
         rows, _ = split_queries(collection, min(queries, len(collection.queries)), seed=0)
@@ -118,12 +119,11 @@ def rerank(
         found = dense.search(rows, min(depth, len(collection.items)))[0]
         spent = 1000 * (time.process_time() - start) / len(rows)
         if results.lacks(FIRST, world):
-            width = dense.vectors.encoder.query_encoder.width
-            results.add(world, {FIRST: row_of(found, collection, rows, spent, 4 * width)})
+            results.add(world, {FIRST: row_of(found, collection, rows, spent, 4 * dense.frozen.width)})
         for name, variant in VARIANTS.items():
             if results.lacks(name, world) and (output / name / "config.json").exists():
                 model = TwoTowers.from_pretrained(output / name)
-                items = stored(model, stores[variant.start], collection.items)
+                items = stored(model, encoders[variant.start], collection.items)
                 results.add(world, {name: reranked(model, items, collection, rows, found)})
         for name, model in sums.items():
             if results.lacks(name, world):
@@ -202,14 +202,13 @@ def pipeline(
     """
     results = Results(output / "pipeline.json")
     compare, cross = models
-    vectors = Vectors(DE, output.parent / "vectors")
-    dense = Nearest(vectors)
+    dense = Nearest(FrozenEncoder())
     for collection in collections:
         if not results.lacks(f"dual encoder's {max(pairs)}", collection.name):
             continue
         rows, _ = split_queries(collection, min(queries, len(collection.queries)), seed=0)
         dense.index(collection)
-        items = stored(compare, vectors, collection.items)
+        items = stored(compare, dense.frozen, collection.items)
         comparing = Scorer.from_similarity(compare, encode_queries(compare, collection.queries), items)
         lists_of = fed(dense, comparing, rows, pairs, lists)
         scorer = similarity_scorer(cross, collection)

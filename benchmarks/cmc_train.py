@@ -18,33 +18,26 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 import transformers
 from lightning import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
-from numpy.typing import NDArray
 from torch.nn import functional as F
 
-from datamodules.records import Collection, Item, Query
+from benchmarks.frozen import DE, FrozenEncoder, Nearest
+from datamodules.records import Item, Query
 from datamodules.reps import Reps
 from datamodules.tasks import WordNet
 from losses import KLToRetriever, Loss, SoftmaxCrossEntropy, SumOfLosses
 from models import checkpoint
 from models.backbone import MINILM, BackboneConfig, LoRA
 from models.cmc import CMC
-from models.dual_encoder import DualEncoder
 from models.late_interaction import PolyEncoder
-from models.similarity import LearnedSimilarity, Optimization
+from models.similarity import Optimization
 from models.tokens import TokenConfig
 from models.two_towers import TwoTowers
-from retrieval.ann import Flat
-from retrieval.encode import encode_items, encode_queries
-from retrieval.first_stage import FirstStage
 from retrieval.mining import MineCandidates
-from retrieval.store import RepresentationStore
 
-DE = "checkpoints/wordnet-de"
 WORLDS = (
     "adv.all",
     "noun.act",
@@ -69,65 +62,10 @@ WORLDS = (
 VERBS = tuple(world for world in WORLDS if world.startswith("verb"))
 
 
-class Vectors:
-    """The vectors of a frozen encoder, pooled but not normalised, kept in a folder.
-
-    Args:
-        encoder: checkpoint of the dual encoder.
-        folder: where.
-    """
-
-    def __init__(self, encoder: str, folder: Path) -> None:
-        model = LearnedSimilarity.from_pretrained(encoder)
-        assert isinstance(model, DualEncoder)
-        model.normalize = False
-        self.encoder = model
-        self.folder = folder
-
-    def __call__(self, records: Sequence[Query] | Sequence[Item]) -> Reps:
-        """``{"vector": (N, h)}``."""
-        sha256 = self.encoder.weights_sha256
-        name = RepresentationStore(self.folder, records, sha256).identity["records"]
-        folder = self.folder / f"{sha256[:8]}-{str(name)[:16]}"
-        if isinstance(records[0], Item):
-            return encode_items(self.encoder, records, folder, sha256)  # type: ignore[arg-type]
-        return RepresentationStore(folder, records, sha256).build(
-            lambda blocks: (encode_queries(self.encoder, block) for block in blocks), "encoding queries"
-        )
-
-
-class Nearest(FirstStage):
-    """What `Dense` finds, from the same vectors, which are on disk already."""
-
-    def __init__(self, vectors: Vectors) -> None:
-        self.vectors = vectors
-
-    def index(self, collection: Collection) -> None:
-        """See `FirstStage.index`."""
-        self.num_items = len(collection.items)
-        queries, items = (self._normalized(records) for records in (collection.queries, collection.items))
-        self._queries, self._index = queries, Flat().build(items)
-
-    def _normalized(self, records: Sequence[Query] | Sequence[Item]) -> NDArray[np.float32]:
-        vector = self.vectors(records)["vector"]
-        assert isinstance(vector, torch.Tensor)
-        return F.normalize(vector, dim=1).numpy()
-
-    def search(self, query_rows: NDArray[np.int64], k: int) -> Any:
-        """See `FirstStage.search`."""
-        self.check(k)
-        return self._index.search(self._queries[query_rows], k)
-
-    def identity(self) -> str:
-        """That of `Dense`: what one mined, the other need not mine again."""
-        return f"Dense {self.vectors.encoder.weights_sha256} {Flat()}"
-
-
-def stored(model: TwoTowers, vectors: Vectors, records: Sequence[Query] | Sequence[Item]) -> Reps:
+def stored(model: TwoTowers, frozen: FrozenEncoder, records: Sequence[Query] | Sequence[Item]) -> Reps:
     """``{"vector": (N, h)}``: what the model's encoder would make of the records where it is the frozen one."""
-    vector = vectors(records)["vector"]
-    assert isinstance(vector, torch.Tensor)
-    return {"vector": F.normalize(vector, dim=1) if isinstance(model, CMC) and model.normalize else vector}
+    vectors = frozen.vectors(records)
+    return {"vector": F.normalize(vectors, dim=1) if isinstance(model, CMC) and model.normalize else vectors}
 
 
 class OnVectors(TwoTowers):
@@ -135,15 +73,15 @@ class OnVectors(TwoTowers):
 
     Attributes:
         plain: what it is otherwise, and becomes after training.
-        vectors: set before training.
+        frozen: what made the vectors; set before training.
     """
 
     plain: ClassVar[type[TwoTowers]]
-    vectors: Vectors
+    frozen: FrozenEncoder
 
     def collate_items(self, items: Sequence[Item]) -> Reps:
         """``{"vector": (M, h)}``."""
-        return stored(self, self.vectors, items)
+        return stored(self, self.frozen, items)
 
     def encode_items(self, tokens: Reps) -> Reps:
         """The vectors themselves."""
@@ -161,7 +99,7 @@ class LayersOnVectors(CMCOnVectors):
 
     def collate_queries(self, queries: Sequence[Query]) -> Reps:
         """``{"vector": (B, h)}``."""
-        return stored(self, self.vectors, queries)
+        return stored(self, self.frozen, queries)
 
     def encode_queries(self, tokens: Reps) -> Reps:
         """The vectors themselves."""
@@ -232,10 +170,10 @@ VARIANTS = {
 }
 
 
-def train(variant: Variant, folder: Path, store: Path, candidates: Path) -> None:
+def train(variant: Variant, folder: Path, candidates: Path) -> None:
     """Trains a variant and saves it as an ordinary model, whose item encoder is the frozen one."""
-    vectors = Vectors(variant.start, store)
-    retriever = vectors if variant.start == DE else Vectors(DE, store)
+    frozen = FrozenEncoder(variant.start)
+    retriever = frozen if variant.start == DE else FrozenEncoder()
     torch.manual_seed(variant.seed)
     kl = KLToRetriever(retriever_temperature=0.05, temperature=variant.temperature)
     losses: list[Loss] = [SoftmaxCrossEntropy(variant.temperature), kl]
@@ -245,7 +183,7 @@ def train(variant: Variant, folder: Path, store: Path, candidates: Path) -> None
         seed=variant.seed,
         **variant.options(),
     )
-    model.vectors = vectors
+    model.frozen = frozen
     data = WordNet(
         titles=False,
         train_worlds=variant.worlds,
@@ -292,7 +230,7 @@ def main() -> None:
         if (folder / "config.json").exists():
             continue
         start = time.process_time()
-        train(VARIANTS[name], folder, options.output / "vectors", options.candidates)
+        train(VARIANTS[name], folder, options.candidates)
         print(
             f"{folder}: {VARIANTS[name].steps} steps, {time.process_time() - start:.0f} s of processor time", flush=True
         )

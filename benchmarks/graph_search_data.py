@@ -1,7 +1,7 @@
 """Nearly all of WordNet encoded by wordnet-hypencoder: what benchmarks.graph_search searches in.
 
-The item vectors are those of benchmarks.hypencoder_frozen, whose frozen encoder the checkpoint has; what was encoded
-there is not encoded again.
+The item vectors are those of the frozen encoder that the checkpoint has (`benchmarks.frozen`); what was encoded for
+benchmarks.hypencoder_frozen is not encoded again.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.hypencoder_frozen import backbone, cached_items
+from benchmarks.frozen import FrozenEncoder
 from datamodules.records import Collection
 from datamodules.reps import Reps
 from datamodules.wordnet import TEST_WORLDS, WORLDS, find_wordnet, load_wordnet
@@ -44,7 +44,7 @@ class Space:
     @classmethod
     def of_wordnet(cls, queries: int) -> Space:
         """Reads WordNet; ``queries`` searched ones of each test world."""
-        encoder, items, parts, asked, judged = backbone(), [], [], [], []
+        frozen, items, parts, asked, judged = FrozenEncoder(), [], [], [], []
         searched = [name for name in WORLDS if name not in LEFT_OUT]
         for name, world in load_wordnet(find_wordnet(), titles=False, only=searched).items():
             if name in TEST_WORLDS:
@@ -52,7 +52,7 @@ class Space:
                     asked.append(world.queries[row])
                     judged.append({len(items) + world.relevant(row)[0]: 1})
             items += world.items
-            parts.append(cached_items(encoder, world, titles=False))
+            parts.append(frozen.vectors(world.items))
         model = Hypencoder.from_pretrained(CHECKPOINT)
         weights = encode_queries(model, asked)
         return cls(Collection("WordNet", items, asked, judged), torch.cat(parts), model.q_net, weights)

@@ -7,7 +7,7 @@
     python -m benchmarks.hypencoder_frozen table
 
 The backbone is wordnet-de's, whose item vectors (mean over the tokens, not normalised) and query token states are
-computed once and kept under out/hypencoder. Both students begin with its scores. Hypencoder trains its hyperhead
+computed once and kept (`benchmarks.frozen`). Both students begin with its scores. Hypencoder trains its hyperhead
 alone, BE-Base (``--depth 0``) a linear map of each side's mean vector. Both see the same batches, teacher scores and
 steps; in training items are shown without titles. With ``--encoder_lr`` the adapters of the query encoder are trained
 as well, for both alike; the items' vectors stay. A student's weights are kept: other ``--tested`` worlds cost no
@@ -35,29 +35,25 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import get_scheduler
 
-from benchmarks.hypencoder_students import DE, BEBase, Encoded, Frozen, mean_state, parameter_groups, untrained
+from benchmarks.frozen import FrozenEncoder, Nearest
+from benchmarks.hypencoder_students import BEBase, Encoded, Frozen, mean_state, parameter_groups, untrained
 from datamodules.beir import load_beir
 from datamodules.distillation import read_lessons
 from datamodules.records import Collection, Query
-from datamodules.reps import Ragged, Reps
+from datamodules.reps import Ragged
 from datamodules.wordnet import TEST_WORLDS, find_wordnet, load_wordnet
 from losses import MarginMSE, OtherPositivesCrossEntropy, SoftmaxCrossEntropy, SumOfLosses
 from losses.targets import Targets
 from models import checkpoint
-from models.dual_encoder import DualEncoder
-from models.pooling import each_text
 from models.similarity import LearnedSimilarity
-from retrieval.dense import Dense
-from retrieval.encode import encode_items
 from retrieval.evaluation import split_queries
 from retrieval.metrics import interval, ir_metrics
 from retrieval.scorer import Rows
-from retrieval.store import RepresentationStore
 from retrieval.teaching import write_lessons
 
 OUT = Path("out/hypencoder")
 LESSONS = Path("out/lessons-wordnet")
-Read = Callable[[DualEncoder, Collection], Ragged]
+Read = Callable[[Sequence[Query]], Ragged]
 # Training worlds with at least 80 queries and not many more items than can be encoded in minutes.
 WORLDS = [
     *("adj.pert", "adv.all", "noun.act", "noun.attribute", "noun.cognition", "noun.communication", "noun.feeling"),
@@ -75,51 +71,6 @@ BATCH, HARD, RANDOM, DEPTH = 32, 6, 2, 32
 STEPS, LR = 300, 3e-4
 """What the dev worlds chose, for both students."""
 METRICS, QUERIES = ("R@1", "R@10", "R@64", "nDCG@10"), 100
-
-
-def backbone() -> DualEncoder:
-    """wordnet-de without its normalisation."""
-    model = DualEncoder.from_pretrained(DE)
-    model.normalize = False
-    return model
-
-
-def cached_items(model: DualEncoder, world: Collection, titles: bool) -> Tensor:
-    """(N, h)."""
-    folder = OUT / ("titled" if titles else "untitled") / world.name
-    vectors = encode_items(model, world.items, folder, f"{model.weights_sha256} not normalised")["vector"]
-    assert isinstance(vectors, Tensor)
-    return vectors
-
-
-def cached_states(model: DualEncoder, world: Collection) -> Ragged:
-    """Token states of every query."""
-
-    def encode(blocks: Sequence[Sequence[Query]]) -> Iterator[Reps]:
-        for block in blocks:
-            ids = model.collate_queries(block)["ids"]
-            assert isinstance(ids, Ragged)
-            longest = int(ids.lengths.max())
-
-            def read(padded: Tensor, mask: Tensor, longest: int = longest) -> Tensor:
-                return F.pad(model.query_encoder(padded, mask), (0, 0, 0, longest - padded.shape[1])).half()
-
-            with torch.inference_mode():
-                states = each_text(ids, None, read, (longest, model.query_encoder.width))
-            real = torch.arange(longest) < ids.lengths[:, None]
-            yield {"states": Ragged(states[real], F.pad(ids.lengths.cumsum(0), (1, 0)))}
-
-    store = RepresentationStore(OUT / "queries" / world.name, world.queries, f"{model.weights_sha256} states", 512)
-    states = store.build(encode, f"queries of {world.name}")["states"]
-    assert isinstance(states, Ragged)
-    return states
-
-
-def token_ids(model: DualEncoder, world: Collection) -> Ragged:
-    """Of every query, for students with an encoder of their own."""
-    ids = model.collate_queries(world.queries)["ids"]
-    assert isinstance(ids, Ragged)
-    return ids
 
 
 @dataclass
@@ -143,9 +94,9 @@ class World:
     taught: dict[int, tuple[Tensor, Tensor]]
 
     @classmethod
-    def of(cls, model: DualEncoder, collection: Collection, lessons: Sequence[Path], read: Read) -> World:
+    def of(cls, frozen: FrozenEncoder, collection: Collection, lessons: Sequence[Path], read: Read) -> World:
         """Reads or makes it."""
-        vectors, states = cached_items(model, collection, titles=False), cached_states(model, collection)
+        vectors, states = frozen.vectors(collection.items), frozen.states(collection.queries)
         gold = torch.tensor([collection.relevant(row)[0] for row in range(len(collection.queries))])
         items, means = F.normalize(vectors), []
         for rows in torch.split(torch.arange(len(gold)), 256):
@@ -165,7 +116,7 @@ class World:
         }
         held_out = QUERIES if collection.name in IN_DOMAIN else 0
         rows = split_queries(collection, held_out, seed=0)[1] if held_out else np.arange(len(gold))
-        return cls(vectors, read(model, collection), gold, rows, mined, taught)
+        return cls(vectors, read(collection.queries), gold, rows, mined, taught)
 
     def batch(self, rows: Tensor, rng: np.random.Generator) -> tuple[Tensor, Targets]:
         """Candidates (B, 1 + HARD + RANDOM + B) and targets: a lesson's items where there is one, or drawn ones."""
@@ -191,21 +142,6 @@ class World:
         return candidates, Targets(labels.float(), mask, known, is_other)
 
 
-class Mined(Dense):
-    """wordnet-de as a first stage over a sample of a world's queries, from what is cached of all."""
-
-    def index(self, collection: Collection) -> None:
-        """See `FirstStage.index`."""
-        whole = load_wordnet(find_wordnet(), titles=False, only=[collection.name])[collection.name]
-        row_of = {query.id: row for row, query in enumerate(whole.queries)}
-        rows = torch.tensor([row_of[query.id] for query in collection.queries])
-        states = cached_states(self.similarity, whole)
-        means = [mean_state(*_padded(states, some)) for some in torch.split(rows, 256)]
-        self.num_items = len(whole.items)
-        self._queries = F.normalize(torch.cat(means)).numpy()
-        self._searched = self.ann.build(F.normalize(cached_items(self.similarity, whole, titles=False)).numpy())
-
-
 def trained(student: nn.Module, worlds: Sequence[World], steps: int, seed: int, lr: float, encoder_lr: float) -> None:
     """Trains in place; the same seed means the same batches whatever the student is."""
     loss = SumOfLosses([SoftmaxCrossEntropy(), OtherPositivesCrossEntropy(), MarginMSE()], [1.0, 1.0, 0.1])
@@ -229,15 +165,15 @@ def trained(student: nn.Module, worlds: Sequence[World], steps: int, seed: int, 
             print(f"step {step} loss {value.item():.3f} {time.perf_counter() - began:.0f} s", flush=True)
 
 
-def collections(worlds: Sequence[str]) -> Iterator[tuple[str, Collection, bool]]:
-    """What students are evaluated on, by name, and whether items are shown with titles."""
+def collections(worlds: Sequence[str]) -> Iterator[tuple[str, Collection]]:
+    """What students are evaluated on, by name."""
     for name, world in load_wordnet(find_wordnet(), titles=False, only=IN_DOMAIN).items():
-        yield f"{name} in domain", world, False
+        yield f"{name} in domain", world
     for titles in (False, True):
         for name, world in load_wordnet(find_wordnet(), titles=titles, only=worlds).items():
-            yield f"{name} {'with' if titles else 'without'} titles", world, titles
+            yield f"{name} {'with' if titles else 'without'} titles", world
     for folder in sorted(Path(os.environ["SIMZOO_DATA"]).glob("*/qrels")) if "SIMZOO_DATA" in os.environ else ():
-        yield folder.parent.name, replace(load_beir(folder.parent), name=folder.parent.name), True
+        yield folder.parent.name, replace(load_beir(folder.parent), name=folder.parent.name)
 
 
 @torch.inference_mode()
@@ -255,9 +191,9 @@ def evaluated(student: nn.Module, asked: Ragged, vectors: Tensor, collection: Co
 
 def teach(queries: int) -> None:
     """The cross-encoder's lessons, as ``evaluate.py teach`` writes them, on a sample of each world's queries."""
-    teacher, model = LearnedSimilarity.from_pretrained("checkpoints/wordnet-emb-ce"), backbone()
+    teacher, nearest = LearnedSimilarity.from_pretrained("checkpoints/wordnet-emb-ce"), Nearest(FrozenEncoder())
     for collection in load_wordnet(find_wordnet(), titles=False, only=TAUGHT).values():
-        write_lessons(teacher, collection.sample(queries), Mined.of(model), LESSONS, HARD, RANDOM, seed=0)
+        write_lessons(teacher, collection.sample(queries), nearest, LESSONS, HARD, RANDOM, seed=0)
 
 
 def train(options: argparse.Namespace) -> None:
@@ -267,19 +203,17 @@ def train(options: argparse.Namespace) -> None:
     name += f"-encoder-{options.encoder_lr:g}" if options.encoder_lr else ""
     path, weights = OUT / "students" / f"{name}.json", OUT / "students" / f"{name}.safetensors"
     path.parent.mkdir(parents=True, exist_ok=True)
-    model, read = backbone(), token_ids if options.encoder_lr else cached_states
+    frozen = FrozenEncoder()
+    read: Read = frozen.ids if options.encoder_lr else frozen.states
     hypencoder = untrained(depth, seed) if depth else None
-    student: nn.Module = BEBase(model.query_encoder.width) if hypencoder is None else Frozen(hypencoder)
+    student: nn.Module = BEBase(frozen.width) if hypencoder is None else Frozen(hypencoder)
     student = Encoded(student) if options.encoder_lr else student
     own = {name: value for name, value in student.named_parameters() if value.requires_grad}
     if weights.exists():
         student.load_state_dict(load_file(weights), strict=False)
     else:
-        lessons, collected = (
-            sorted(LESSONS.rglob("*.jsonl.gz")),
-            load_wordnet(find_wordnet(), titles=False, only=WORLDS),
-        )
-        worlds = [World.of(model, collection, lessons, read) for collection in collected.values()]
+        lessons, known = sorted(LESSONS.rglob("*.jsonl.gz")), load_wordnet(find_wordnet(), titles=False, only=WORLDS)
+        worlds = [World.of(frozen, collection, lessons, read) for collection in known.values()]
         print(f"{sum(len(w.gold) for w in worlds)} queries, {sum(len(w.taught) for w in worlds)} taught", flush=True)
         began = time.process_time()
         trained(student, worlds, options.steps, seed, options.lr, options.encoder_lr)
@@ -290,9 +224,9 @@ def train(options: argparse.Namespace) -> None:
         print(f"written: {options.save}")
     run = {"depth": depth, "seed": seed, "steps": options.steps, "encoder_lr": options.encoder_lr}
     result: dict[str, Any] = json.loads(path.read_text()) if path.exists() else run
-    for name, collection, titles in collections(options.tested):
+    for name, collection in collections(options.tested):
         if name not in result:
-            vectors, asked = cached_items(model, collection, titles), read(model, collection)
+            vectors, asked = frozen.vectors(collection.items), read(collection.queries)
             result[name] = evaluated(student, asked, vectors, collection)
             path.write_text(json.dumps(result))
         print(name, {metric: round(float(np.mean(v)), 3) for metric, v in result[name].items()}, flush=True)
@@ -347,9 +281,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--lr", type=float, default=LR)
-    parser.add_argument(
-        "--encoder_lr", type=float, default=0.0, help="of the query encoder's adapters; 0: it is frozen"
-    )
+    parser.add_argument("--encoder_lr", type=float, default=0.0, help="of the query encoder; 0: it is frozen")
     parser.add_argument("--queries", type=int, default=60, help="lessons of each world")
     parser.add_argument("--tested", nargs="+", default=TEST_WORLDS, help="worlds; the dev worlds chose the settings")
     parser.add_argument("--save", type=Path, help="folder of a checkpoint")
@@ -358,13 +290,11 @@ def main() -> None:
         parser.error("--save writes a Hypencoder on the frozen encoder: give it neither --depth 0 nor --encoder_lr")
     transformers.utils.logging.disable_progress_bar()
     if options.command == "cache":
-        model = backbone()
-        for world in load_wordnet(find_wordnet(), titles=False, only=WORLDS).values():
-            cached_items(model, world, titles=False)
-            cached_states(model, world)
-        for _, collection, titles in collections(options.tested):
-            cached_items(model, collection, titles)
-            cached_states(model, collection)
+        frozen = FrozenEncoder()
+        read = load_wordnet(find_wordnet(), titles=False, only=WORLDS).values()
+        for world in (*read, *(collection for _, collection in collections(options.tested))):
+            frozen.vectors(world.items)
+            frozen.states(world.queries)
     elif options.command == "teach":
         teach(options.queries)
     elif options.command == "train":

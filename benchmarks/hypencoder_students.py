@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from benchmarks.frozen import DE
 from datamodules.reps import Reps
 from models.backbone import BackboneConfig, Encoder, LoRA
 from models.dual_encoder import DualEncoder
@@ -15,7 +16,6 @@ from models.hypencoder import Hypencoder
 from models.q_net import QNetConfig
 from models.tokens import TokenConfig
 
-DE = "checkpoints/wordnet-de"
 COSINE = 20.0
 """Both students begin with so many times wordnet-de's cosine, as it was trained."""
 ENCODER, TOKENS = BackboneConfig(lora=LoRA(16, 32), dropout=0.0, start=DE), TokenConfig(query_length=64, item_length=64)

@@ -1,0 +1,103 @@
+"""A dual encoder that is not trained, and whose outputs are computed once and kept: what students are trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+
+from datamodules.records import Collection, Item, Query
+from datamodules.reps import Ragged, Reps
+from models.dual_encoder import DualEncoder
+from models.pooling import each_token
+from models.similarity import LearnedSimilarity
+from retrieval.ann import Flat
+from retrieval.encode import encode_items, encode_queries
+from retrieval.first_stage import FirstStage
+from retrieval.store import RepresentationStore
+
+DE = "checkpoints/wordnet-de"
+KEPT = Path("out/frozen")
+
+
+class FrozenEncoder:
+    """Vectors and token states of a dual encoder, kept in a folder under the records' own digest.
+
+    Args:
+        checkpoint: the dual encoder.
+        folder: where.
+    """
+
+    def __init__(self, checkpoint: str = DE, folder: Path = KEPT) -> None:
+        model = LearnedSimilarity.from_pretrained(checkpoint)
+        assert isinstance(model, DualEncoder)
+        model.normalize = False
+        self.model = model
+        self.folder = folder
+        self.width = model.query_encoder.width
+
+    def vectors(self, records: Sequence[Query] | Sequence[Item]) -> Tensor:
+        """(N, h), pooled but not normalised."""
+        sha256 = self.model.weights_sha256
+        if isinstance(records[0], Item):
+            reps = encode_items(self.model, records, self._place(records), sha256)  # type: ignore[arg-type]
+        else:
+            store = RepresentationStore(self._place(records), records, sha256)
+            reps = store.build(lambda blocks: (encode_queries(self.model, block) for block in blocks), "queries")
+        vectors = reps["vector"]
+        assert isinstance(vectors, Tensor)
+        return vectors
+
+    def states(self, queries: Sequence[Query]) -> Ragged:
+        """Of each token of N queries, (h) in half precision."""
+
+        def encode(blocks: Sequence[Sequence[Query]]) -> Iterator[Reps]:
+            for block in blocks:
+                with torch.inference_mode():
+                    ids = self.model.collate_queries(block)["ids"]
+                    states = each_token(ids, None, self.model.query_encoder, (self.width,))
+                yield {"states": Ragged(states.values.half(), states.offsets)}
+
+        identity = f"{self.model.weights_sha256} states"
+        store = RepresentationStore(self._place(queries, "-states"), queries, identity, 512)
+        states = store.build(encode, "token states of queries")["states"]
+        assert isinstance(states, Ragged)
+        return states
+
+    def ids(self, queries: Sequence[Query]) -> Ragged:
+        """Token ids of N queries, for encoders that are trained further; they are not kept."""
+        ids = self.model.collate_queries(queries)["ids"]
+        assert isinstance(ids, Ragged)
+        return ids
+
+    def _place(self, records: Sequence[Any], kind: str = "") -> Path:
+        sha256 = self.model.weights_sha256
+        name = str(RepresentationStore(self.folder, records, sha256).identity["records"])
+        return self.folder / f"{sha256[:8]}-{name[:16]}{kind}"
+
+
+class Nearest(FirstStage):
+    """What `Dense` finds with a frozen encoder, from what is kept."""
+
+    def __init__(self, frozen: FrozenEncoder) -> None:
+        self.frozen = frozen
+
+    def index(self, collection: Collection) -> None:
+        """See `FirstStage.index`."""
+        self.num_items = len(collection.items)
+        self._queries = F.normalize(self.frozen.vectors(collection.queries)).numpy()
+        self._index = Flat().build(F.normalize(self.frozen.vectors(collection.items)).numpy())
+
+    def search(self, query_rows: NDArray[Any], k: int) -> Any:
+        """See `FirstStage.search`."""
+        self.check(k)
+        return self._index.search(self._queries[query_rows], k)
+
+    def identity(self) -> str:
+        """That of `Dense`: what one mined, the other need not mine again."""
+        return f"Dense {self.frozen.model.weights_sha256} {Flat()}"
