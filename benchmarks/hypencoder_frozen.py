@@ -30,6 +30,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -142,18 +143,23 @@ class World:
         return candidates, Targets(labels.float(), mask, known, is_other)
 
 
-def trained(student: nn.Module, worlds: Sequence[World], steps: int, seed: int, lr: float, encoder_lr: float) -> None:
-    """Trains in place; the same seed means the same batches whatever the student is."""
-    loss = SumOfLosses([SoftmaxCrossEntropy(), OtherPositivesCrossEntropy(), MarginMSE()], [1.0, 1.0, 0.1])
+def batches(worlds: Sequence[World], steps: int, seed: int) -> Iterator[tuple[World, Tensor, Tensor, Targets]]:
+    """Of each step a world, rows of its queries, and `World.batch` of them: the same for all students."""
     rng = np.random.default_rng(seed)
     sizes = np.array([len(world.trained) for world in worlds])
+    for _ in range(steps):
+        world = worlds[rng.choice(len(worlds), p=sizes / sizes.sum())]
+        rows = torch.from_numpy(np.sort(rng.permutation(world.trained)[:BATCH]))
+        yield world, rows, *world.batch(rows, rng)
+
+
+def trained(student: nn.Module, worlds: Sequence[World], steps: int, seed: int, lr: float, encoder_lr: float) -> None:
+    """Trains in place."""
+    loss = SumOfLosses([SoftmaxCrossEntropy(), OtherPositivesCrossEntropy(), MarginMSE()], [1.0, 1.0, 0.1])
     optimizer = torch.optim.AdamW(parameter_groups(student, lr, encoder_lr), weight_decay=0.01)
     scheduler = get_scheduler("linear", optimizer, steps // 20, steps)
     began = time.perf_counter()
-    for step in range(steps):
-        world = worlds[rng.choice(len(worlds), p=sizes / sizes.sum())]
-        rows = torch.from_numpy(np.sort(rng.permutation(world.trained)[:BATCH]))
-        candidates, targets = world.batch(rows, rng)
+    for step, (world, rows, candidates, targets) in enumerate(batches(worlds, steps, seed)):
         scores = student(*_padded(world.asked, rows), F.embedding(candidates, world.vectors))
         value = loss(scores, targets)
         optimizer.zero_grad()
@@ -232,40 +238,32 @@ def train(options: argparse.Namespace) -> None:
         print(name, {metric: round(float(np.mean(v)), 3) for metric, v in result[name].items()}, flush=True)
 
 
-def table() -> None:
+def table(tested: Sequence[str]) -> None:
     """Markdown: a student's means over seeds and queries, and differences to BE-Base with intervals over queries."""
     runs = [json.loads(path.read_text()) for path in sorted((OUT / "students").glob("*.json"))]
-    of = {key: [run for run in runs if _kind(run) == key] for key in sorted(map(_kind, runs))}
-    data = [
-        "in domain",
-        "without titles",
-        "with titles",
-        *(name for name in runs[0] if name in ("cranfield", "vaswani")),
-    ]
-    for name in data:
-        print(
-            f"\n**{name}**\n\n| student | steps | seeds | {' | '.join(METRICS)} |\n|---|---|---|{'---|' * len(METRICS)}"
-        )
-        for (steps, depth), same in of.items():
+    shown = {"in domain": [f"{world} in domain" for world in IN_DOMAIN]}
+    shown |= {kind: [f"{world} {kind}" for world in tested] for kind in ("without titles", "with titles")}
+    for data, names in (shown | {name: [name] for name in ("cranfield", "vaswani")}).items():
+        of: dict[tuple[int, float, int], list[dict[str, Any]]] = {}
+        for run in (run for run in runs if set(names) <= set(run)):
+            of.setdefault((run["steps"], run.get("encoder_lr", 0.0), run["depth"]), []).append(run)
+        columns = "student", "steps", "encoder's rate", "seeds", *METRICS
+        print(f"\n**{data}**\n\n| {' | '.join(columns)} |\n{'|---' * len(columns)}|")
+        for (steps, rate, depth), same in sorted(of.items()):
             cells = []
             for metric in METRICS:
-                own, base = (
-                    np.mean([_pooled(run, name, metric) for run in some], axis=0) for some in (same, of[steps, 0])
-                )
+                own = _pooled(same, names, metric)
                 cells.append(f"{own.mean():.3f}")
-                if depth:
-                    cells[-1] += " ({:+.3f}, {:+.3f} to {:+.3f})".format(*interval(own - base))
+                if depth and (steps, rate, 0) in of:
+                    differences = own - _pooled(of[steps, rate, 0], names, metric)
+                    cells[-1] += " ({:+.3f}, {:+.3f} to {:+.3f})".format(*interval(differences))
             student = f"Hypencoder, {depth} layers" if depth else "BE-Base"
-            print(f"| {student} | {steps} | {len(same)} | {' | '.join(cells)} |")
+            print(f"| {student} | {steps} | {rate:g} | {len(same)} | {' | '.join(cells)} |")
 
 
-def _kind(run: dict[str, Any]) -> tuple[int, int]:
-    return run["steps"], run["depth"]
-
-
-def _pooled(run: dict[str, Any], data: str, metric: str) -> list[float]:
-    """Of all queries of the data sets whose name ends so."""
-    return [value for name, found in run.items() if name.endswith(data) for value in found[metric]]
+def _pooled(runs: Sequence[dict[str, Any]], names: Sequence[str], metric: str) -> NDArray[np.float64]:
+    """(Q,) of all queries of these data sets, means over the runs."""
+    return np.mean([[value for name in names for value in run[name][metric]] for run in runs], axis=0)
 
 
 def _padded(states: Ragged, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -300,7 +298,7 @@ def main() -> None:
     elif options.command == "train":
         train(options)
     else:
-        table()
+        table(options.tested)
 
 
 if __name__ == "__main__":
