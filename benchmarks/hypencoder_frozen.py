@@ -46,6 +46,7 @@ from datamodules.wordnet import TEST_WORLDS, find_wordnet, load_wordnet
 from losses import MarginMSE, OtherPositivesCrossEntropy, SoftmaxCrossEntropy, SumOfLosses
 from losses.targets import Targets
 from models import checkpoint
+from models.hypencoder import Hypencoder
 from models.similarity import LearnedSimilarity
 from retrieval.evaluation import split_queries
 from retrieval.metrics import interval, ir_metrics
@@ -79,6 +80,7 @@ class World:
     """What is cached of a world, and its training lists.
 
     Attributes:
+        name: of the world.
         vectors: (N, h).
         asked: of Q queries: what students read, token states or ids.
         gold: (Q,) row of the relevant item.
@@ -87,6 +89,7 @@ class World:
         taught: by query row: rows of the items of a lesson and the teacher's scores.
     """
 
+    name: str
     vectors: Tensor
     asked: Ragged
     gold: Tensor
@@ -101,7 +104,7 @@ class World:
         gold = torch.tensor([collection.relevant(row)[0] for row in range(len(collection.queries))])
         items, means = F.normalize(vectors), []
         for rows in torch.split(torch.arange(len(gold)), 256):
-            means.append(mean_state(*_padded(states, rows)))
+            means.append(mean_state(*padded(states, rows)))
         near = (F.normalize(torch.cat(means)) @ items.T).scatter_(1, gold[:, None], -torch.inf)
         mined = near.topk(min(DEPTH, len(items) - 1), dim=1).indices
         row_of = {query.id: row for row, query in enumerate(collection.queries)}
@@ -117,7 +120,7 @@ class World:
         }
         held_out = QUERIES if collection.name in IN_DOMAIN else 0
         rows = split_queries(collection, held_out, seed=0)[1] if held_out else np.arange(len(gold))
-        return cls(vectors, read(collection.queries), gold, rows, mined, taught)
+        return cls(collection.name, vectors, read(collection.queries), gold, rows, mined, taught)
 
     def batch(self, rows: Tensor, rng: np.random.Generator) -> tuple[Tensor, Targets]:
         """Candidates (B, 1 + HARD + RANDOM + B) and targets: a lesson's items where there is one, or drawn ones."""
@@ -160,7 +163,7 @@ def trained(student: nn.Module, worlds: Sequence[World], steps: int, seed: int, 
     scheduler = get_scheduler("linear", optimizer, steps // 20, steps)
     began = time.perf_counter()
     for step, (world, rows, candidates, targets) in enumerate(batches(worlds, steps, seed)):
-        scores = student(*_padded(world.asked, rows), F.embedding(candidates, world.vectors))
+        scores = student(*padded(world.asked, rows), F.embedding(candidates, world.vectors))
         value = loss(scores, targets)
         optimizer.zero_grad()
         value.backward()
@@ -189,7 +192,7 @@ def evaluated(student: nn.Module, asked: Ragged, vectors: Tensor, collection: Co
     found = []
     for row in torch.from_numpy(rows):
         parts = torch.split(vectors, 4096)
-        scores = torch.cat([student(*_padded(asked, row[None]), part[None])[0] for part in parts])
+        scores = torch.cat([student(*padded(asked, row[None]), part[None])[0] for part in parts])
         found.append(scores.topk(100).indices.numpy())
     metrics = ir_metrics(np.stack(found), collection, rows, METRICS)
     return {name: values.tolist() for name, values in metrics.items()}
@@ -202,6 +205,15 @@ def teach(queries: int) -> None:
         write_lessons(teacher, collection.sample(queries), nearest, LESSONS, HARD, RANDOM, seed=0)
 
 
+def untrained_student(
+    frozen: FrozenEncoder, depth: int, seed: int, encoder_lr: float
+) -> tuple[nn.Module, Hypencoder | None]:
+    """A student as it begins, and the Hypencoder whose parts it trains if it is one."""
+    hypencoder = untrained(depth, seed) if depth else None
+    student = BEBase(frozen.width) if hypencoder is None else Frozen(hypencoder)
+    return (Encoded(student) if encoder_lr else student), hypencoder
+
+
 def train(options: argparse.Namespace) -> None:
     """Trains a student and evaluates it where it was not yet: a JSON file keeps what was found, another its weights."""
     depth, seed = options.depth, options.seed
@@ -211,9 +223,7 @@ def train(options: argparse.Namespace) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     frozen = FrozenEncoder()
     read: Read = frozen.ids if options.encoder_lr else frozen.states
-    hypencoder = untrained(depth, seed) if depth else None
-    student: nn.Module = BEBase(frozen.width) if hypencoder is None else Frozen(hypencoder)
-    student = Encoded(student) if options.encoder_lr else student
+    student, hypencoder = untrained_student(frozen, depth, seed, options.encoder_lr)
     own = {name: value for name, value in student.named_parameters() if value.requires_grad}
     if weights.exists():
         student.load_state_dict(load_file(weights), strict=False)
@@ -266,9 +276,10 @@ def _pooled(runs: Sequence[dict[str, Any]], names: Sequence[str], metric: str) -
     return np.mean([[value for name in names for value in run[name][metric]] for run in runs], axis=0)
 
 
-def _padded(states: Ragged, rows: Tensor) -> tuple[Tensor, Tensor]:
-    padded, mask = states.take(rows).pad()
-    return padded.float(), mask
+def padded(asked: Ragged, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """(B, L, ...) what some queries' students read, and the mask (B, L)."""
+    values, mask = asked.take(rows).pad()
+    return values.float(), mask
 
 
 def main() -> None:

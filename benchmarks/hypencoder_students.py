@@ -13,12 +13,15 @@ from datamodules.reps import Reps
 from models.backbone import BackboneConfig, Encoder, LoRA
 from models.dual_encoder import DualEncoder
 from models.hypencoder import Hypencoder
+from models.packing import buckets
 from models.q_net import QNetConfig
 from models.tokens import TokenConfig
 
 COSINE = 20.0
 """Both students begin with so many times wordnet-de's cosine, as it was trained."""
 ENCODER, TOKENS = BackboneConfig(lora=LoRA(16, 32), dropout=0.0, start=DE), TokenConfig(query_length=64, item_length=64)
+AT_ONCE = 256
+"""Tokens that go through the encoder at once: a batch's queries are short, and padded to few lengths."""
 SLOWER = 0.05
 """Of the learning rate, for a hyperhead's projections and bases."""
 
@@ -95,7 +98,12 @@ class Encoded(nn.Module):
 
     def forward(self, ids: Tensor, mask: Tensor, vectors: Tensor) -> Tensor:
         """(B, K) scores of (B, L) token ids and (B, K, h) vectors."""
-        scores: Tensor = self.student(self.encoder(ids.long(), mask), mask, vectors)
+        lengths = mask.sum(dim=1)
+        states = torch.zeros(*mask.shape, self.encoder.width)
+        for rows in buckets(lengths, AT_ONCE):
+            longest = int(lengths[rows].max())
+            states[rows, :longest] = self.encoder(ids[rows, :longest].long(), mask[rows, :longest])
+        scores: Tensor = self.student(states, mask, vectors)
         return scores
 
 
