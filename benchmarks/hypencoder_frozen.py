@@ -37,7 +37,7 @@ from torch.nn import functional as F
 from transformers import get_scheduler
 
 from benchmarks.frozen import FrozenEncoder, Nearest
-from benchmarks.hypencoder_students import BEBase, Encoded, Frozen, mean_state, parameter_groups, untrained
+from benchmarks.hypencoder_students import mean_state, parameter_groups, untrained_student
 from datamodules.beir import load_beir
 from datamodules.distillation import read_lessons
 from datamodules.records import Collection, Query
@@ -46,7 +46,6 @@ from datamodules.wordnet import TEST_WORLDS, find_wordnet, load_wordnet
 from losses import MarginMSE, OtherPositivesCrossEntropy, SoftmaxCrossEntropy, SumOfLosses
 from losses.targets import Targets
 from models import checkpoint
-from models.hypencoder import Hypencoder
 from models.similarity import LearnedSimilarity
 from retrieval.evaluation import split_queries
 from retrieval.metrics import interval, ir_metrics
@@ -205,15 +204,6 @@ def teach(queries: int) -> None:
         write_lessons(teacher, collection.sample(queries), nearest, LESSONS, HARD, RANDOM, seed=0)
 
 
-def untrained_student(
-    frozen: FrozenEncoder, depth: int, seed: int, encoder_lr: float
-) -> tuple[nn.Module, Hypencoder | None]:
-    """A student as it begins, and the Hypencoder whose parts it trains if it is one."""
-    hypencoder = untrained(depth, seed) if depth else None
-    student = BEBase(frozen.width) if hypencoder is None else Frozen(hypencoder)
-    return (Encoded(student) if encoder_lr else student), hypencoder
-
-
 def train(options: argparse.Namespace) -> None:
     """Trains a student and evaluates it where it was not yet: a JSON file keeps what was found, another its weights."""
     depth, seed = options.depth, options.seed
@@ -223,7 +213,7 @@ def train(options: argparse.Namespace) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     frozen = FrozenEncoder()
     read: Read = frozen.ids if options.encoder_lr else frozen.states
-    student, hypencoder = untrained_student(frozen, depth, seed, options.encoder_lr)
+    student, hypencoder = untrained_student(depth, seed, options.encoder_lr > 0)
     own = {name: value for name, value in student.named_parameters() if value.requires_grad}
     if weights.exists():
         student.load_state_dict(load_file(weights), strict=False)

@@ -23,18 +23,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.frozen import FrozenEncoder
-from benchmarks.hypencoder_frozen import (
-    BATCH,
-    IN_DOMAIN,
-    LESSONS,
-    OUT,
-    STEPS,
-    WORLDS,
-    World,
-    batches,
-    padded,
-    untrained_student,
-)
+from benchmarks.hypencoder_frozen import BATCH, IN_DOMAIN, LESSONS, OUT, STEPS, WORLDS, World, batches, padded
+from benchmarks.hypencoder_students import untrained_student
 from datamodules.wordnet import find_wordnet, load_wordnet
 from losses.targets import Targets
 from retrieval.metrics import interval
@@ -75,7 +65,7 @@ def main() -> None:
     begun: dict[int, NDArray[np.float32]] = {}
     for path in sorted((OUT / "students").glob(f"*-steps-{STEPS}*.safetensors")):
         run: dict[str, Any] = json.loads(path.with_suffix(".json").read_text())
-        student, _ = untrained_student(frozen, run["depth"], run["seed"], run["encoder_lr"])
+        student, _ = untrained_student(run["depth"], run["seed"], run["encoder_lr"] > 0)
         read = frozen.ids if run["encoder_lr"] else frozen.states
         worlds = [World.of(frozen, collection, lessons, read) for collection in known.values()]
         seen = [batch for batch in batches(worlds, STEPS, run["seed"]) if batch[0].name in IN_DOMAIN]

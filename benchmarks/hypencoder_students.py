@@ -17,6 +17,7 @@ from models.packing import buckets
 from models.q_net import QNetConfig
 from models.tokens import TokenConfig
 
+WIDTH = 384
 COSINE = 20.0
 """Both students begin with so many times wordnet-de's cosine, as it was trained."""
 ENCODER, TOKENS = BackboneConfig(lora=LoRA(16, 32), dropout=0.0, start=DE), TokenConfig(query_length=64, item_length=64)
@@ -89,12 +90,11 @@ class Frozen(nn.Module):
 
 
 class Encoded(nn.Module):
-    """A student behind a query encoder of its own, which begins as wordnet-de's; its adapters are trained."""
+    """A student behind a query encoder that is trained with it."""
 
-    def __init__(self, student: nn.Module) -> None:
+    def __init__(self, encoder: Encoder, student: nn.Module) -> None:
         super().__init__()
-        self.encoder: Encoder = DualEncoder(ENCODER, TOKENS).query_encoder.eval()
-        self.student = student
+        self.encoder, self.student = encoder, student
 
     def forward(self, ids: Tensor, mask: Tensor, vectors: Tensor) -> Tensor:
         """(B, K) scores of (B, L) token ids and (B, K, h) vectors."""
@@ -110,8 +110,18 @@ class Encoded(nn.Module):
 def untrained(depth: int, seed: int) -> Hypencoder:
     """A Hypencoder with wordnet-de's encoder and scores."""
     torch.manual_seed(seed)
-    q_net = QNetConfig((384,) * depth, norm="after_residual", residual_on_last=True)
+    q_net = QNetConfig((WIDTH,) * depth, norm="after_residual", residual_on_last=True)
     return Hypencoder(ENCODER, TOKENS, pooling="mean", q_net=q_net, scale="released", cosine=COSINE).eval()
+
+
+def untrained_student(depth: int, seed: int, encoded: bool) -> tuple[nn.Module, Hypencoder | None]:
+    """A student as it begins, with a query encoder or without; and the Hypencoder whose parts it trains, if it is one.
+
+    Depth 0 is BE-Base.
+    """
+    hypencoder = untrained(depth, seed) if depth else None
+    student: nn.Module = BEBase(WIDTH) if hypencoder is None else Frozen(hypencoder)
+    return (Encoded(DualEncoder(ENCODER, TOKENS).query_encoder.eval(), student) if encoded else student), hypencoder
 
 
 def parameter_groups(student: nn.Module, lr: float, encoder_lr: float) -> list[dict[str, Any]]:
