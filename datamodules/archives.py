@@ -16,7 +16,8 @@ from typing import IO, Any
 ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz")
 MOST_BYTES = 50_000_000_000
 MOST_FILES = 10_000
-MOST_HEADER = 64_000  # bytes of a name or note in a .tar; tarfile also reads a file's content in smaller pieces
+PIECE = 16_384  # bytes of a file's content that are read at once
+MOST_HEADER = 64_000  # bytes of a name or note in a .tar, which tarfile would read at once; more than PIECE
 MOST_RATIO = 100  # weights hardly compress; a small file that claims to hold very much is made to fill a disk
 
 
@@ -40,7 +41,7 @@ def unpacked(archive: Path) -> Path:
             whole = Path(scratch) / "whole"
             whole.mkdir()
             try:
-                (_unzip if archive.suffix == ".zip" else _untar)(archive, whole)
+                (_unzip if archive.suffix == ".zip" else untar)(archive, whole)
             except (
                 zipfile.BadZipFile,
                 tarfile.TarError,
@@ -65,10 +66,8 @@ def _unzip(archive: Path, folder: Path) -> None:
             _check_name(archive, entry.filename)
         _check_size(archive, len(entries), sum(entry.file_size for entry in entries))
         for entry in entries:
-            place = folder / entry.filename
-            place.parent.mkdir(parents=True, exist_ok=True)
-            with found.open(entry) as source, place.open("wb") as target:
-                shutil.copyfileobj(source, target)
+            with found.open(entry) as source:
+                _write(source, folder / entry.filename)
 
 
 class _Pieces(io.RawIOBase):
@@ -89,17 +88,36 @@ class _Pieces(io.RawIOBase):
         return self._file.read(size)
 
 
-def _untar(archive: Path, folder: Path) -> None:
+def untar(archive: Path, folder: Path) -> None:
+    """Unpacks a .tar, .tar.gz or .tgz: its files alone, without owners and modes.
+
+    Raises:
+        ValueError: it holds a name that leads outside, a link, or more than it may.
+        tarfile.TarError, OSError, EOFError, zlib.error: it is damaged.
+    """
     opened: Any = Path.open if archive.suffix == ".tar" else gzip.open
     with opened(archive, "rb") as file, tarfile.open(fileobj=_Pieces(file), mode="r:") as found:
-        total = 0
+        total, entries = 0, []
         for count, entry in enumerate(found, start=1):
             if not (entry.isfile() or entry.isdir()):
                 raise ValueError(f"{archive}: {entry.name!r} is a link or a device; the archive is refused")
             _check_name(archive, entry.name)
             total += abs(entry.size)  # a note may say that it is negative
             _check_size(archive, count, total)  # while it is read, so that an endless one is not read to its end
-        found.extractall(folder, filter="data")
+            if entry.isfile():
+                entries.append(entry)
+        # Not extractall: its filters are not in every Python 3.11.
+        for entry in entries:
+            source = found.extractfile(entry)
+            assert source is not None
+            with source:
+                _write(source, folder / entry.name)
+
+
+def _write(source: IO[bytes], place: Path) -> None:
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with place.open("wb") as target:
+        shutil.copyfileobj(source, target, PIECE)
 
 
 def _check_name(archive: Path, name: str) -> None:

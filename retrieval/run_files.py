@@ -35,6 +35,7 @@ from typing import Any
 from urllib.parse import quote
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from datamodules.records import Collection, DataError
@@ -42,7 +43,7 @@ from retrieval.atomic import replacing
 from retrieval.scorer import Rows, Scores
 from retrieval.searcher import Ranking
 
-PACKAGES = ("torch", "transformers", "lightning", "faiss-cpu", "faiss-gpu", "bm25s", "ir-measures", "numpy")
+PACKAGES = ("transformers", "lightning", "faiss-cpu", "faiss-gpu", "bm25s", "ir-measures", "numpy")
 AGAIN = "run the evaluation again"
 MEAN = ("mean", "low", "high")
 PARTS: dict[str, type | tuple[type, ...]] = {
@@ -224,7 +225,8 @@ def read_trec(path: Path) -> dict[str, list[tuple[str, float]]]:
 
 def versions() -> dict[str, str]:
     """Python and the packages that a figure may depend on."""
-    found = {"python": platform.python_version()}
+    # The version of torch's package does not say which build it is.
+    found = {"python": platform.python_version(), "torch": str(torch.__version__)}
     for name in PACKAGES:
         try:
             found[name] = version(name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import random
 import resource
 import shutil
 import struct
@@ -201,6 +202,7 @@ def test_an_archive_is_a_checkpoint_too(
     """Refusing is easy: what is in order must load, from the archive and from a file of the folder."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HOME", str(tmp_path / "home"))
     files = {f"inside/{path.name}": path.read_bytes() for path in checkpoint.iterdir()}
+    files["inside/notes"] = random.Random(0).randbytes(200_000)  # longer than what is read at once
     archive = _archive(tmp_path / f"a{suffix}", files)
     expected = LearnedSimilarity.from_pretrained(checkpoint).rank("a", ["b", "c"])
     assert LearnedSimilarity.from_pretrained(archive).rank("a", ["b", "c"]) == expected
