@@ -69,6 +69,12 @@ class FrozenEncoder:
         assert isinstance(states, Ragged)
         return states
 
+    def ids(self, queries: Sequence[Query]) -> Ragged:
+        """Token ids of N queries, for encoders that are trained further; they are not kept."""
+        ids = self.model.collate_queries(queries)["ids"]
+        assert isinstance(ids, Ragged)
+        return ids
+
     def _place(self, records: Sequence[Any], kind: str = "") -> Path:
         sha256 = self.model.weights_sha256
         name = str(RepresentationStore(self.folder, records, sha256).identity["records"])

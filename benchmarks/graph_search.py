@@ -33,7 +33,8 @@ from datamodules.hub import file_sha256
 from datamodules.records import Collection
 from datamodules.reps import Reps
 from datamodules.wordnet import TEST_WORLDS
-from models.hypencoder import Hypencoder, QNet, QNetConfig
+from models.hypencoder import Hypencoder
+from models.q_net import QNet, QNetConfig
 from retrieval.first_stage import BM25
 from retrieval.graph import GraphConfig, build_graph, load_graph
 from retrieval.graph_search import EntryPoints, GraphSearch, RandomItems, Retrieved, own_vectors

@@ -16,7 +16,8 @@ from benchmarks.frozen import FrozenEncoder
 from datamodules.records import Collection
 from datamodules.reps import Reps
 from datamodules.wordnet import TEST_WORLDS, WORLDS, find_wordnet, load_wordnet
-from models.hypencoder import Hypencoder, QNet
+from models.hypencoder import Hypencoder
+from models.q_net import QNet
 from retrieval.encode import encode_queries
 
 CHECKPOINT = "checkpoints/wordnet-hypencoder"

@@ -1,14 +1,17 @@
-"""Hypencoder and BE-Base over one frozen backbone, from one start: seeds and depths of the q-net, for minutes each.
+"""Hypencoder and BE-Base over one encoder, from one start: seeds and depths of the q-net, for minutes each.
 
     python -m benchmarks.hypencoder_frozen cache
     python -m benchmarks.hypencoder_frozen teach --queries 60
     python -m benchmarks.hypencoder_frozen train --depth 2 --seed 1 [--save checkpoints/wordnet-hypencoder]
+    python -m benchmarks.hypencoder_frozen train --depth 2 --seed 1 --encoder_lr 1e-4
     python -m benchmarks.hypencoder_frozen table
 
 The backbone is wordnet-de's, whose item vectors (mean over the tokens, not normalised) and query token states are
 computed once and kept (`benchmarks.frozen`). Both students begin with its scores. Hypencoder trains its hyperhead
 alone, BE-Base (``--depth 0``) a linear map of each side's mean vector. Both see the same batches, teacher scores and
-steps; in training items are shown without titles.
+steps; in training items are shown without titles. With ``--encoder_lr`` the adapters of the query encoder are trained
+as well, for both alike; the items' vectors stay. A student's weights are kept: other ``--tested`` worlds cost no
+training.
 With MALLOC_MMAP_THRESHOLD_=4294967296 MALLOC_TRIM_THRESHOLD_=17179869184 glibc keeps its memory, and steps take two
 thirds of the time.
 """
@@ -19,7 +22,7 @@ import argparse
 import json
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,15 +30,17 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from numpy.typing import NDArray
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import get_scheduler
 
 from benchmarks.frozen import FrozenEncoder, Nearest
-from benchmarks.hypencoder_students import BEBase, Frozen, mean_state, parameter_groups, untrained
+from benchmarks.hypencoder_students import mean_state, parameter_groups, untrained_student
 from datamodules.beir import load_beir
 from datamodules.distillation import read_lessons
-from datamodules.records import Collection
+from datamodules.records import Collection, Query
 from datamodules.reps import Ragged
 from datamodules.wordnet import TEST_WORLDS, find_wordnet, load_wordnet
 from losses import MarginMSE, OtherPositivesCrossEntropy, SoftmaxCrossEntropy, SumOfLosses
@@ -49,6 +54,7 @@ from retrieval.teaching import write_lessons
 
 OUT = Path("out/hypencoder")
 LESSONS = Path("out/lessons-wordnet")
+Read = Callable[[Sequence[Query]], Ragged]
 # Training worlds with at least 80 queries and not many more items than can be encoded in minutes.
 WORLDS = [
     *("adj.pert", "adv.all", "noun.act", "noun.attribute", "noun.cognition", "noun.communication", "noun.feeling"),
@@ -73,29 +79,31 @@ class World:
     """What is cached of a world, and its training lists.
 
     Attributes:
+        name: of the world.
         vectors: (N, h).
-        states: of Q queries.
+        asked: of Q queries: what students read, token states or ids.
         gold: (Q,) row of the relevant item.
         trained: rows of the queries that are trained on.
         mined: (Q, DEPTH) the first other items by wordnet-de.
         taught: by query row: rows of the items of a lesson and the teacher's scores.
     """
 
+    name: str
     vectors: Tensor
-    states: Ragged
+    asked: Ragged
     gold: Tensor
     trained: Rows
     mined: Tensor
     taught: dict[int, tuple[Tensor, Tensor]]
 
     @classmethod
-    def of(cls, frozen: FrozenEncoder, collection: Collection, lessons: Sequence[Path]) -> World:
+    def of(cls, frozen: FrozenEncoder, collection: Collection, lessons: Sequence[Path], read: Read) -> World:
         """Reads or makes it."""
         vectors, states = frozen.vectors(collection.items), frozen.states(collection.queries)
         gold = torch.tensor([collection.relevant(row)[0] for row in range(len(collection.queries))])
         items, means = F.normalize(vectors), []
         for rows in torch.split(torch.arange(len(gold)), 256):
-            means.append(mean_state(*_padded(states, rows)))
+            means.append(mean_state(*padded(states, rows)))
         near = (F.normalize(torch.cat(means)) @ items.T).scatter_(1, gold[:, None], -torch.inf)
         mined = near.topk(min(DEPTH, len(items) - 1), dim=1).indices
         row_of = {query.id: row for row, query in enumerate(collection.queries)}
@@ -111,7 +119,7 @@ class World:
         }
         held_out = QUERIES if collection.name in IN_DOMAIN else 0
         rows = split_queries(collection, held_out, seed=0)[1] if held_out else np.arange(len(gold))
-        return cls(vectors, states, gold, rows, mined, taught)
+        return cls(collection.name, vectors, read(collection.queries), gold, rows, mined, taught)
 
     def batch(self, rows: Tensor, rng: np.random.Generator) -> tuple[Tensor, Targets]:
         """Candidates (B, 1 + HARD + RANDOM + B) and targets: a lesson's items where there is one, or drawn ones."""
@@ -137,19 +145,24 @@ class World:
         return candidates, Targets(labels.float(), mask, known, is_other)
 
 
-def trained(student: nn.Module, worlds: Sequence[World], steps: int, seed: int, lr: float) -> None:
-    """Trains in place; the same seed means the same batches whatever the student is."""
-    loss = SumOfLosses([SoftmaxCrossEntropy(), OtherPositivesCrossEntropy(), MarginMSE()], [1.0, 1.0, 0.1])
+def batches(worlds: Sequence[World], steps: int, seed: int) -> Iterator[tuple[World, Tensor, Tensor, Targets]]:
+    """Of each step a world, rows of its queries, and `World.batch` of them: the same for all students."""
     rng = np.random.default_rng(seed)
     sizes = np.array([len(world.trained) for world in worlds])
-    optimizer = torch.optim.AdamW(parameter_groups(student, lr), weight_decay=0.01)
-    scheduler = get_scheduler("linear", optimizer, steps // 20, steps)
-    began = time.perf_counter()
-    for step in range(steps):
+    for _ in range(steps):
         world = worlds[rng.choice(len(worlds), p=sizes / sizes.sum())]
         rows = torch.from_numpy(np.sort(rng.permutation(world.trained)[:BATCH]))
-        candidates, targets = world.batch(rows, rng)
-        scores = student(*_padded(world.states, rows), F.embedding(candidates, world.vectors))
+        yield world, rows, *world.batch(rows, rng)
+
+
+def trained(student: nn.Module, worlds: Sequence[World], steps: int, seed: int, lr: float, encoder_lr: float) -> None:
+    """Trains in place."""
+    loss = SumOfLosses([SoftmaxCrossEntropy(), OtherPositivesCrossEntropy(), MarginMSE()], [1.0, 1.0, 0.1])
+    optimizer = torch.optim.AdamW(parameter_groups(student, lr, encoder_lr), weight_decay=0.01)
+    scheduler = get_scheduler("linear", optimizer, steps // 20, steps)
+    began = time.perf_counter()
+    for step, (world, rows, candidates, targets) in enumerate(batches(worlds, steps, seed)):
+        scores = student(*padded(world.asked, rows), F.embedding(candidates, world.vectors))
         value = loss(scores, targets)
         optimizer.zero_grad()
         value.backward()
@@ -172,14 +185,13 @@ def collections(worlds: Sequence[str]) -> Iterator[tuple[str, Collection]]:
 
 
 @torch.inference_mode()
-def evaluated(student: nn.Module, frozen: FrozenEncoder, collection: Collection) -> dict[str, list[float]]:
+def evaluated(student: nn.Module, asked: Ragged, vectors: Tensor, collection: Collection) -> dict[str, list[float]]:
     """Metrics of each of a random sample of the queries: those of docs/zoo."""
     rows, _ = split_queries(collection, min(QUERIES, len(collection.queries)), seed=0)
-    vectors, states = frozen.vectors(collection.items), frozen.states(collection.queries)
     found = []
     for row in torch.from_numpy(rows):
         parts = torch.split(vectors, 4096)
-        scores = torch.cat([student(*_padded(states, row[None]), part[None])[0] for part in parts])
+        scores = torch.cat([student(*padded(asked, row[None]), part[None])[0] for part in parts])
         found.append(scores.topk(100).indices.numpy())
     metrics = ir_metrics(np.stack(found), collection, rows, METRICS)
     return {name: values.tolist() for name, values in metrics.items()}
@@ -193,71 +205,71 @@ def teach(queries: int) -> None:
 
 
 def train(options: argparse.Namespace) -> None:
-    """Trains and evaluates one student; what it found is kept as a JSON file."""
+    """Trains a student and evaluates it where it was not yet: a JSON file keeps what was found, another its weights."""
     depth, seed = options.depth, options.seed
-    path = OUT / "students" / f"depth-{depth}-seed-{seed}-steps-{options.steps}.json"
-    if path.exists():
-        print(f"{path} is there")
-        return
-    frozen, lessons = FrozenEncoder(), sorted(LESSONS.rglob("*.jsonl.gz"))
-    read = load_wordnet(find_wordnet(), titles=False, only=WORLDS)
-    worlds = [World.of(frozen, collection, lessons) for collection in read.values()]
-    print(f"{sum(len(w.gold) for w in worlds)} queries, {sum(len(w.taught) for w in worlds)} taught", flush=True)
-    hypencoder = untrained(depth, seed) if depth else None
-    student = BEBase(frozen.width) if hypencoder is None else Frozen(hypencoder)
-    began = time.process_time()
-    trained(student, worlds, options.steps, seed, options.lr)
-    result: dict[str, Any] = {"depth": depth, "seed": seed, "steps": options.steps}
-    result["seconds"] = round(time.process_time() - began)
+    name = f"depth-{depth}-seed-{seed}-steps-{options.steps}"
+    name += f"-encoder-{options.encoder_lr:g}" if options.encoder_lr else ""
+    path, weights = OUT / "students" / f"{name}.json", OUT / "students" / f"{name}.safetensors"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    frozen = FrozenEncoder()
+    read: Read = frozen.ids if options.encoder_lr else frozen.states
+    student, hypencoder = untrained_student(depth, seed, options.encoder_lr > 0)
+    own = {name: value for name, value in student.named_parameters() if value.requires_grad}
+    if weights.exists():
+        student.load_state_dict(load_file(weights), strict=False)
+    else:
+        lessons, known = sorted(LESSONS.rglob("*.jsonl.gz")), load_wordnet(find_wordnet(), titles=False, only=WORLDS)
+        worlds = [World.of(frozen, collection, lessons, read) for collection in known.values()]
+        print(f"{sum(len(w.gold) for w in worlds)} queries, {sum(len(w.taught) for w in worlds)} taught", flush=True)
+        began = time.process_time()
+        trained(student, worlds, options.steps, seed, options.lr, options.encoder_lr)
+        print(f"{time.process_time() - began:.0f} s of processor time", flush=True)
+        save_file(own, weights)
     if options.save is not None and hypencoder is not None:
         checkpoint.save(hypencoder, options.save, torch.float16)
         print(f"written: {options.save}")
+    run = {"depth": depth, "seed": seed, "steps": options.steps, "encoder_lr": options.encoder_lr}
+    result: dict[str, Any] = json.loads(path.read_text()) if path.exists() else run
     for name, collection in collections(options.tested):
-        result[name] = evaluated(student, frozen, collection)
+        if name not in result:
+            vectors, asked = frozen.vectors(collection.items), read(collection.queries)
+            result[name] = evaluated(student, asked, vectors, collection)
+            path.write_text(json.dumps(result))
         print(name, {metric: round(float(np.mean(v)), 3) for metric, v in result[name].items()}, flush=True)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result))
 
 
-def table() -> None:
+def table(tested: Sequence[str]) -> None:
     """Markdown: a student's means over seeds and queries, and differences to BE-Base with intervals over queries."""
     runs = [json.loads(path.read_text()) for path in sorted((OUT / "students").glob("*.json"))]
-    of = {key: [run for run in runs if _kind(run) == key] for key in sorted(map(_kind, runs))}
-    data = [
-        "in domain",
-        "without titles",
-        "with titles",
-        *(name for name in runs[0] if name in ("cranfield", "vaswani")),
-    ]
-    for name in data:
-        print(
-            f"\n**{name}**\n\n| student | steps | seeds | {' | '.join(METRICS)} |\n|---|---|---|{'---|' * len(METRICS)}"
-        )
-        for (steps, depth), same in of.items():
+    shown = {"in domain": [f"{world} in domain" for world in IN_DOMAIN]}
+    shown |= {kind: [f"{world} {kind}" for world in tested] for kind in ("without titles", "with titles")}
+    for data, names in (shown | {name: [name] for name in ("cranfield", "vaswani")}).items():
+        of: dict[tuple[int, float, int], list[dict[str, Any]]] = {}
+        for run in (run for run in runs if set(names) <= set(run)):
+            of.setdefault((run["steps"], run.get("encoder_lr", 0.0), run["depth"]), []).append(run)
+        columns = "student", "steps", "encoder's rate", "seeds", *METRICS
+        print(f"\n**{data}**\n\n| {' | '.join(columns)} |\n{'|---' * len(columns)}|")
+        for (steps, rate, depth), same in sorted(of.items()):
             cells = []
             for metric in METRICS:
-                own, base = (
-                    np.mean([_pooled(run, name, metric) for run in some], axis=0) for some in (same, of[steps, 0])
-                )
+                own = _pooled(same, names, metric)
                 cells.append(f"{own.mean():.3f}")
-                if depth:
-                    cells[-1] += " ({:+.3f}, {:+.3f} to {:+.3f})".format(*interval(own - base))
+                if depth and (steps, rate, 0) in of:
+                    differences = own - _pooled(of[steps, rate, 0], names, metric)
+                    cells[-1] += " ({:+.3f}, {:+.3f} to {:+.3f})".format(*interval(differences))
             student = f"Hypencoder, {depth} layers" if depth else "BE-Base"
-            print(f"| {student} | {steps} | {len(same)} | {' | '.join(cells)} |")
+            print(f"| {student} | {steps} | {rate:g} | {len(same)} | {' | '.join(cells)} |")
 
 
-def _kind(run: dict[str, Any]) -> tuple[int, int]:
-    return run["steps"], run["depth"]
+def _pooled(runs: Sequence[dict[str, Any]], names: Sequence[str], metric: str) -> NDArray[np.float64]:
+    """(Q,) of all queries of these data sets, means over the runs."""
+    return np.mean([[value for name in names for value in run[name][metric]] for run in runs], axis=0)
 
 
-def _pooled(run: dict[str, Any], data: str, metric: str) -> list[float]:
-    """Of all queries of the data sets whose name ends so."""
-    return [value for name, found in run.items() if name.endswith(data) for value in found[metric]]
-
-
-def _padded(states: Ragged, rows: Tensor) -> tuple[Tensor, Tensor]:
-    padded, mask = states.take(rows).pad()
-    return padded.float(), mask
+def padded(asked: Ragged, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """(B, L, ...) what some queries' students read, and the mask (B, L)."""
+    values, mask = asked.take(rows).pad()
+    return values.float(), mask
 
 
 def main() -> None:
@@ -268,10 +280,13 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--lr", type=float, default=LR)
+    parser.add_argument("--encoder_lr", type=float, default=0.0, help="of the query encoder; 0: it is frozen")
     parser.add_argument("--queries", type=int, default=60, help="lessons of each world")
     parser.add_argument("--tested", nargs="+", default=TEST_WORLDS, help="worlds; the dev worlds chose the settings")
     parser.add_argument("--save", type=Path, help="folder of a checkpoint")
     options = parser.parse_args()
+    if options.save is not None and (options.depth == 0 or options.encoder_lr):
+        parser.error("--save writes a Hypencoder on the frozen encoder: give it neither --depth 0 nor --encoder_lr")
     transformers.utils.logging.disable_progress_bar()
     if options.command == "cache":
         frozen = FrozenEncoder()
@@ -284,7 +299,7 @@ def main() -> None:
     elif options.command == "train":
         train(options)
     else:
-        table()
+        table(options.tested)
 
 
 if __name__ == "__main__":

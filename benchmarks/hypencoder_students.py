@@ -1,4 +1,4 @@
-"""What benchmarks.hypencoder_frozen compares: BE-Base and Hypencoder, on states and vectors that are at hand."""
+"""What benchmarks.hypencoder_frozen compares: BE-Base and Hypencoder, behind a query encoder or on states at hand."""
 
 from __future__ import annotations
 
@@ -10,12 +10,19 @@ from torch.nn import functional as F
 
 from benchmarks.frozen import DE
 from datamodules.reps import Reps
-from models.backbone import BackboneConfig, LoRA
-from models.hypencoder import Hypencoder, QNetConfig
+from models.backbone import BackboneConfig, Encoder, LoRA
+from models.dual_encoder import DualEncoder
+from models.hypencoder import Hypencoder
+from models.packing import buckets
+from models.q_net import QNetConfig
 from models.tokens import TokenConfig
 
+WIDTH = 384
 COSINE = 20.0
 """Both students begin with so many times wordnet-de's cosine, as it was trained."""
+ENCODER, TOKENS = BackboneConfig(lora=LoRA(16, 32), dropout=0.0, start=DE), TokenConfig(query_length=64, item_length=64)
+AT_ONCE = 256
+"""Tokens that go through the encoder at once: a batch's queries are short, and padded to few lengths."""
 SLOWER = 0.05
 """Of the learning rate, for a hyperhead's projections and bases."""
 
@@ -82,18 +89,47 @@ class Frozen(nn.Module):
         return torch.bmm(x, matrix(blocks).mT)[..., 0]
 
 
+class Encoded(nn.Module):
+    """A student behind a query encoder that is trained with it."""
+
+    def __init__(self, encoder: Encoder, student: nn.Module) -> None:
+        super().__init__()
+        self.encoder, self.student = encoder, student
+
+    def forward(self, ids: Tensor, mask: Tensor, vectors: Tensor) -> Tensor:
+        """(B, K) scores of (B, L) token ids and (B, K, h) vectors."""
+        lengths = mask.sum(dim=1)
+        states = torch.zeros(*mask.shape, self.encoder.width)
+        for rows in buckets(lengths, AT_ONCE):
+            longest = int(lengths[rows].max())
+            states[rows, :longest] = self.encoder(ids[rows, :longest].long(), mask[rows, :longest])
+        scores: Tensor = self.student(states, mask, vectors)
+        return scores
+
+
 def untrained(depth: int, seed: int) -> Hypencoder:
     """A Hypencoder with wordnet-de's encoder and scores."""
     torch.manual_seed(seed)
-    q_net = QNetConfig((384,) * depth, norm="after_residual", residual_on_last=True)
-    encoder = BackboneConfig(lora=LoRA(16, 32), dropout=0.0, start=DE)
-    tokens = TokenConfig(query_length=64, item_length=64)
-    return Hypencoder(encoder, tokens, pooling="mean", q_net=q_net, scale="released", cosine=COSINE).eval()
+    q_net = QNetConfig((WIDTH,) * depth, norm="after_residual", residual_on_last=True)
+    return Hypencoder(ENCODER, TOKENS, pooling="mean", q_net=q_net, scale="released", cosine=COSINE).eval()
 
 
-def parameter_groups(student: nn.Module, lr: float) -> list[dict[str, Any]]:
+def untrained_student(depth: int, seed: int, encoded: bool) -> tuple[nn.Module, Hypencoder | None]:
+    """A student as it begins, with a query encoder or without; and the Hypencoder whose parts it trains, if it is one.
+
+    Depth 0 is BE-Base.
+    """
+    hypencoder = untrained(depth, seed) if depth else None
+    student: nn.Module = BEBase(WIDTH) if hypencoder is None else Frozen(hypencoder)
+    return (Encoded(DualEncoder(ENCODER, TOKENS).query_encoder.eval(), student) if encoded else student), hypencoder
+
+
+def parameter_groups(student: nn.Module, lr: float, encoder_lr: float) -> list[dict[str, Any]]:
     """A hyperhead's projections and bases move slower: their steps add up over a row in each weight that they make."""
-    fast, slow = [], []
+    fast, slow, encoder = [], [], []
     for name, parameter in student.named_parameters():
-        (slow if name.endswith(("projection", "offset", "base")) else fast).append(parameter)
-    return [{"params": fast, "lr": lr}, {"params": slow, "lr": lr * SLOWER}]
+        is_slow = name.endswith(("projection", "offset", "base"))
+        group = encoder if name.startswith("encoder.") else slow if is_slow else fast
+        group += [parameter] if parameter.requires_grad else []
+    groups = (fast, lr), (slow, lr * SLOWER), (encoder, encoder_lr)
+    return [{"params": parameters, "lr": rate} for parameters, rate in groups if parameters]

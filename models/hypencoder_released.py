@@ -11,7 +11,8 @@ from torch import Tensor
 
 from datamodules.hub import file_sha256, local_path
 from models.backbone import BackboneConfig
-from models.hypencoder import Hypencoder, Norm, QNetConfig
+from models.hypencoder import Hypencoder
+from models.q_net import Norm, QNetConfig
 from models.tokens import TokenConfig
 from models.weights import copy_all, read_weights, reshaped, weights_file
 

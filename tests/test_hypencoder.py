@@ -11,12 +11,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from benchmarks.hypencoder_students import Frozen
+from benchmarks import hypencoder_students
+from benchmarks.hypencoder_students import Encoded, Frozen
 from datamodules.records import DataError, Item, Query
 from datamodules.reps import Ragged, take
 from models import checkpoint, hypencoder
 from models.backbone import BackboneConfig, LoRA
-from models.hypencoder import Hypencoder, Hyperhead, QNet, QNetConfig
+from models.hypencoder import Hypencoder
+from models.hyperhead import Hyperhead
+from models.q_net import QNet, QNetConfig
 from models.tiny import tiny_backbone
 from models.tokens import TokenConfig
 
@@ -218,6 +221,22 @@ def test_short_lists_of_the_frozen_experiment_are_scored_alike() -> None:
     long = student(states, mask, vectors)
     assert long.std() > 0.1
     torch.testing.assert_close(student(states, mask, vectors[:, :8]), long[:, :8], **CLOSE)
+
+
+def test_a_students_own_encoder_reads_queries_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Queries that are encoded in order of length and left there: each student would learn for another's texts."""
+    monkeypatch.setattr(hypencoder_students, "AT_ONCE", 12)
+    model = tiny()
+    ids, mask = model.collate_queries(QUERIES)["ids"].pad()
+    vectors = torch.randn(len(QUERIES), 4, 16)
+    one_by_one = [
+        Frozen(model)(
+            model.query_encoder(row[real][None].long(), real[None][:, real]), real[None][:, real], items[None]
+        )
+        for row, real, items in zip(ids, mask, vectors, strict=True)
+    ]
+    student = Encoded(model.query_encoder, Frozen(model))
+    torch.testing.assert_close(student(ids.float(), mask, vectors), torch.cat(one_by_one), **CLOSE)
 
 
 def test_two_encoders_are_saved_and_loaded(tmp_path: Path) -> None:
