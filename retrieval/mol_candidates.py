@@ -94,7 +94,7 @@ class ByComponent:
         rows, bounds = self(block, count)
         short = [place for place, some in enumerate(rows) if len(some) < k]
         if short:
-            more, bounds[short] = self.at_least(block.take(short), min(2 * count, self._all.num_items), k)
+            more, bounds[short] = self.at_least(block.take(torch.tensor(short)), min(2 * count, self._all.num_items), k)
             for place, some in zip(short, more, strict=True):
                 rows[place] = some
         return rows, bounds

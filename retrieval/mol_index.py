@@ -77,11 +77,10 @@ class Block:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def take(self, places: Sequence[int]) -> Block:
+    def take(self, places: Tensor) -> Block:
         """The queries at ``places``."""
-        chosen = list(places)
-        gate = None if self.gate is None else self.gate[chosen]
-        return Block(self.components[chosen], gate, self.rows[chosen])
+        gate = None if self.gate is None else self.gate[places]
+        return Block(self.components[places], gate, self.rows[places])
 
 
 class MixtureIndex:
@@ -133,11 +132,14 @@ class MixtureIndex:
                 components = self._queries[rows].float() / self.temperature
                 yield Block(components, None if self._query_gate is None else self._query_gate[rows], rows)
 
-    def chunks(self, block: Block, times: int = 1) -> Iterator[tuple[int, int]]:
-        """(first, last + 1) of the items in chunks, ``times`` as large as usual, that fit the memory's other half."""
+    def chunks(
+        self, block: Block, times: int = 1, first: int = 0, last: int | None = None
+    ) -> Iterator[tuple[int, int]]:
+        """Ranges of items from ``first`` to before ``last``, ``times`` as long as usual, that fit half the memory."""
         size = min(times * CHUNK, max(1, self._memory // (16 * len(block) * self.num_logits)))
-        for start in range(0, self.num_items, size):
-            yield start, min(start + size, self.num_items)
+        last = self.num_items if last is None else last
+        for start in range(first, last, size):
+            yield start, min(start + size, last)
 
     def ceiling(self, block: Block) -> Tensor:
         """(b,) what no score exceeds, whatever the item."""

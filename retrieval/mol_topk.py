@@ -25,7 +25,8 @@ from retrieval.searcher import Ranking, Searcher, Stopwatch, check_budget
 TOLERANCE = 1e-5  # of a logit's range: how far single precision is taken to be off at first
 SEEDS = 256  # items scored first, by the mean of their logits
 AVERAGE = 512  # items scored after these, by the mean of their logits with the weights that the first ones had
-DENSE = 0.7  # share of a chunk from which on gathering what is left costs more than evaluating all of it
+SAMPLE = 1024  # items, at most a 16th of them all, that tell what share of a query's items bounds will leave out
+ENOUGH = 0.3  # the share from which on looking at bounds costs less than it saves
 
 
 @dataclass(frozen=True)
@@ -162,58 +163,76 @@ class BruteForce(MixtureSearcher):
 class ExactMoL(MixtureSearcher):
     """The same results as brute force, with the gate evaluated only where it can matter (RAILS Algorithm 1).
 
-    The first pass is that of `TopKGate`: the k-th of its scores is a threshold. The second one computes all logits,
-    chunk by chunk, and evaluates the gate for the items whose largest logit reaches the threshold; bounds that leave
-    out next to nothing in a chunk, for all queries, are not looked at in the next ones. The result is certified: every
-    item left out has a bound below the k-th score.
+    An item's bound is its largest logit. A sample of the items, which is evaluated whole, tells for each query what
+    share of the bounds will lie below its k-th score; where that is too little to pay, the query goes on as in brute
+    force. For the others the items of the largest mean logits come next, and then, chunk by chunk, those whose bound
+    reaches the k-th score found so far. The result is certified: every item left out has a bound below the k-th score.
 
     Args:
-        seeds: items of the first pass by mean logits.
-        average: items of the first pass by weighted logits, at least k of them in any case.
+        seeds: items of the largest mean logits that are evaluated first, at least k of them in any case.
         memory: MiB that a search may use besides the representations.
     """
 
-    def __init__(self, seeds: int = SEEDS, average: int = AVERAGE, memory: int = 64) -> None:
+    def __init__(self, seeds: int = 512, memory: int = 64) -> None:
         super().__init__(memory)
-        if min(seeds, average) < 1:
-            raise ValueError(f"seeds and average must be at least 1, got {seeds} and {average}")
-        self.seeds, self.average = seeds, average
+        if seeds < 1:
+            raise ValueError(f"seeds must be at least 1, got {seeds}")
+        self.seeds = seeds
 
     @classmethod
     def tiny(cls, stage: Any, budget: int) -> Self:
         """See `Searcher.tiny`; it scores what it has to."""
-        return cls(seeds=1, average=1)
+        return cls(seeds=1)
 
     def prepare(self, watch: Stopwatch) -> None:
         """Also averages each item's components."""
         super().prepare(watch)
         with watch.step("mean components"):
-            self._by_gate = ByGate(self._index)
+            self._by_mean = ByMean(self._index)
 
     def find(self, block: Block, k: int, tolerance: float) -> Found:
         """See `MixtureSearcher.find`."""
         index = self._index
-        rows, known = self._by_gate(block, self.seeds, max(k, self.average))
-        scores = torch.full((len(block), index.num_items), -torch.inf, device=rows.device).scatter_(1, rows, known)
-        threshold = known.topk(k, dim=1).values[:, -1:] - tolerance
-        left = scores.new_full((len(block),), -torch.inf)
-        hopeless = False
-        for start, stop in index.chunks(block):
-            logits, part = index.logits(block, start, stop), scores[:, start:stop]
-            if hopeless:
-                part.copy_(index.mix(block.gate, logits, start))
-                continue
-            bounds = logits.amax(dim=2) + index.rounding
-            there = bounds >= threshold
-            dense = (there.sum(dim=1) > DENSE * (stop - start)).nonzero()[:, 0]
-            hopeless = len(dense) == len(block)
-            if len(dense):
-                gate = None if block.gate is None else block.gate[dense]
-                part[dense] = index.mix(gate, logits[dense], start)
-                there[dense] = False
-            part[there] = index.mix_some(block, logits, start, there)
-            left = torch.maximum(left, bounds.masked_fill(~part.isneginf(), -torch.inf).amax(dim=1))
-        return Found(None, scores, left)
+        sample = min(SAMPLE, -(-index.num_items // 16))
+        scores = torch.full((len(block), index.num_items), -torch.inf, device=block.rows.device)
+        bounds = scores.new_full((len(block),), -torch.inf)
+        largest_logits = scores.new_empty(len(block), sample)
+        for start, stop in index.chunks(block, last=sample):
+            logits = index.logits(block, start, stop)
+            scores[:, start:stop] = index.mix(block.gate, logits, start)
+            largest_logits[:, start:stop] = logits.amax(dim=2)
+        expected = scores[:, :sample].topk(-(-k * sample // index.num_items), dim=1).values[:, -1:]
+        pays = (largest_logits < expected).float().mean(dim=1) >= ENOUGH
+        places = (~pays).nonzero()[:, 0]
+        if len(places):
+            others = block.take(places)
+            for start, stop in index.chunks(others, first=sample):
+                scores[places, start:stop] = index.mix(others.gate, index.logits(others, start, stop), start)
+        places = pays.nonzero()[:, 0]
+        if len(places):
+            self._bounded(block.take(places), places, sample, k, tolerance, scores, bounds)
+        return Found(None, scores, bounds)
+
+    def _bounded(
+        self, block: Block, places: Tensor, sample: int, k: int, tolerance: float, scores: Tensor, bounds: Tensor
+    ) -> None:
+        """Fills in the ``scores`` (B, N) and ``bounds`` (B,) of a block that has these places in them."""
+        index = self._index
+        rows = self._by_mean(block, min(max(k, self.seeds), index.num_items))
+        seeds = index.score(block, rows)
+        scores[places[:, None], rows] = seeds
+        unseen = seeds.masked_fill(rows < sample, -torch.inf)
+        best = torch.cat([scores[places, :sample], unseen], dim=1).topk(k, dim=1).values
+        for start, stop in index.chunks(block, first=sample):
+            logits, part = index.logits(block, start, stop), scores[places, start:stop]
+            reach = logits.amax(dim=2) + index.rounding
+            there = (reach >= best[:, -1:] - tolerance) & part.isneginf()
+            fresh = torch.full_like(part, -torch.inf)
+            fresh[there] = index.mix_some(block, logits, start, there)
+            part = torch.maximum(part, fresh)
+            scores[places, start:stop] = part
+            bounds[places] = torch.maximum(bounds[places], reach.masked_fill(~part.isneginf(), -torch.inf).amax(dim=1))
+            best = torch.cat([best, fresh], dim=1).topk(k, dim=1).values
 
 
 class TopKPerEmbd(MixtureSearcher):

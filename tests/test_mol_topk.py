@@ -151,7 +151,7 @@ def test_exact_is_brute_force_and_certified(data: st.DataObject) -> None:
     rows, scores = expected(formula(task), k)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mol_index, "CHUNK", draw(st.sampled_from([2, 7, 2048]), "chunk"))
-        for searcher in (BruteForce(), ExactMoL(1, 1), ExactMoL()):
+        for searcher in (BruteForce(), ExactMoL(1), ExactMoL()):
             found = run(searcher, task, k)
             np.testing.assert_array_equal(found.items, rows)
             np.testing.assert_array_equal(found.scores, scores)
@@ -164,7 +164,7 @@ def test_the_certificate_is_true(chunk: int, vectors: bool) -> None:
     """A certificate nobody checks: the bound must hold for every item left out, and items must have been left out."""
     task = problem(3, 5, 200, (1, 2, 4), 2.0, vectors)
     scores = formula(task)
-    searcher = ExactMoL(5, 5)
+    searcher = ExactMoL(5)
     ranking = run(searcher, task, 5)
     np.testing.assert_array_equal(ranking.items, expected(scores, 5)[0])
     assert ranking.certified.all() and (ranking.calls < 200).all()
@@ -341,7 +341,7 @@ def test_a_database_is_filled_once() -> None:
 def test_metrics_say_certificate_gap_and_share_of_gates() -> None:
     """Without them a run of a heuristic looks like an exact one."""
     task = problem(3, 5, 200, (1, 2, 4), 2.0)
-    for searcher in (ExactMoL(1, 1), TopKAvg(9)):
+    for searcher in (ExactMoL(1), TopKAvg(9)):
         ranking = run(searcher, task, 5)
         notes = evaluate(task, searcher, 5, ["R@5"]).summary["notes"]
         assert notes["certified"]["mean"] == ranking.certified.mean()
