@@ -19,7 +19,7 @@ from models.mixture import MixtureConfig, MoLHead
 from retrieval import mol_index, vector_database
 from retrieval.ann import HNSW, Flat, IndexKind
 from retrieval.evaluation import evaluate
-from retrieval.mol_index import largest
+from retrieval.mol_index import MixtureIndex, largest
 from retrieval.mol_topk import (
     BoundedRanking,
     BruteForce,
@@ -174,6 +174,22 @@ def test_the_certificate_is_true(chunk: int, vectors: bool) -> None:
     for row, rows in enumerate(evaluated):
         assert len(rows) == ranking.calls[row]
         assert np.delete(scores[row], rows).max() <= ranking.bounds[row] < ranking.scores[row, -1]
+
+
+def test_each_query_is_bounded_only_where_that_pays(chunk: int) -> None:
+    """Exact search that looks at bounds which leave out nothing; one block holds queries of both kinds."""
+    task = problem(4, 8, 300, (2, 2, 4), 0.3)
+    index = MixtureIndex(task, 1 << 20)
+    with torch.inference_mode():
+        largest_logits = np.concatenate([index.logits(b, 0, 300).amax(2) for b in index.blocks(np.arange(8))])
+    scores, ranking = formula(task), run(ExactMoL(1), task, 5)
+    sample = slice(0, 19)  # a 16th; its best item stands for the 5th of all
+    below = (largest_logits[:, sample] < scores[:, sample].max(axis=1, keepdims=True)).mean(axis=1)
+    bounded = ranking.calls < 300
+    assert bounded.any() and not bounded.all()
+    assert bounded.tolist() == (below >= 0.3).tolist()
+    np.testing.assert_array_equal(ranking.items, expected(scores, 5)[0])
+    assert np.isneginf(ranking.bounds[~bounded]).all()
 
 
 @pytest.mark.parametrize("method", METHODS)
