@@ -249,6 +249,28 @@ def largest(scores: Tensor, k: int) -> Tensor:
     return columns[:, :k].sort(dim=1).values
 
 
+def above(scores: Tensor, thresholds: Tensor) -> tuple[Tensor, Tensor]:
+    """Values (R, m) and columns (R, m), ascending, of the scores (R, C) above each row's threshold (R, 1).
+
+    Shorter rows are padded with -inf. For thresholds that few exceed: the maxima of groups are looked at first.
+    """
+    number = scores.shape[1]
+    whole = number // GROUP * GROUP
+    groups = scores[:, :whole].unflatten(1, (-1, GROUP))
+    row, group = (groups.amax(dim=2) > thresholds).nonzero(as_tuple=True)
+    members = group[:, None] * GROUP + torch.arange(GROUP, device=scores.device)
+    rest = torch.arange(len(scores), device=scores.device)[:, None] * number
+    rest = rest + torch.arange(whole, number, device=scores.device)
+    flat = torch.cat([(row[:, None] * number + members).flatten(), rest.flatten()])
+    flat = flat[scores.flatten()[flat] > thresholds.flatten()[flat // number]].sort().values
+    row, counts = flat // number, torch.bincount(flat // number, minlength=len(scores))
+    place = torch.arange(len(flat), device=scores.device) - (counts.cumsum(0) - counts)[row]
+    values = scores.new_full((len(scores), int(counts.max())), -torch.inf)
+    columns = torch.zeros(values.shape, dtype=torch.int64, device=scores.device)
+    values[row, place], columns[row, place] = scores.flatten()[flat], flat % number
+    return values, columns
+
+
 def _parts(reps: Reps, device: Any) -> tuple[Tensor, Tensor | None]:
     components, gate = reps["components"], reps.get("gate")
     assert isinstance(components, Tensor) and (gate is None or isinstance(gate, Tensor))

@@ -19,7 +19,7 @@ from models.mixture import MixtureConfig, MoLHead
 from retrieval import mol_index, vector_database
 from retrieval.ann import HNSW, Flat, IndexKind
 from retrieval.evaluation import evaluate
-from retrieval.mol_index import MixtureIndex, largest
+from retrieval.mol_index import MixtureIndex, above, largest
 from retrieval.mol_topk import (
     BoundedRanking,
     BruteForce,
@@ -263,6 +263,19 @@ def test_largest_breaks_ties_by_column(seed: int, k: int, number: int, values: i
     scores = np.random.default_rng(seed).integers(0, values, (5, number)).astype(np.float32)
     plain = np.sort(np.argsort(-scores, axis=1, kind="stable")[:, :k], axis=1)
     np.testing.assert_array_equal(largest(torch.from_numpy(scores), k).numpy(), plain)
+
+
+@given(st.integers(0, 99), st.sampled_from([9, 64, 333]), st.sampled_from([4, 4000]))
+def test_above_finds_all_that_exceed(seed: int, number: int, values: int) -> None:
+    """A score in the rest behind the last whole group, or one that equals the threshold, taken or left out wrongly."""
+    rng = np.random.default_rng(seed)
+    scores = rng.integers(0, values, (5, number)).astype(np.float32)
+    thresholds = rng.integers(values // 2, values, (5, 1)).astype(np.float32)
+    found, columns = above(torch.from_numpy(scores), torch.from_numpy(thresholds))
+    for row, some, places in zip(range(5), found.numpy(), columns.numpy(), strict=True):
+        there = np.isfinite(some)
+        assert places[there].tolist() == np.flatnonzero(scores[row] > thresholds[row]).tolist()
+        np.testing.assert_array_equal(some[there], scores[row, places[there]])
 
 
 @pytest.mark.parametrize("method", METHODS)
