@@ -256,7 +256,7 @@ def above(scores: Tensor, thresholds: Tensor) -> tuple[Tensor, Tensor]:
     """
     number = scores.shape[1]
     whole = number // GROUP * GROUP
-    groups = scores[:, :whole].unflatten(1, (-1, GROUP))
+    groups = scores[:, :whole].view(len(scores), -1, GROUP)
     row, group = (groups.amax(dim=2) > thresholds).nonzero(as_tuple=True)
     members = group[:, None] * GROUP + torch.arange(GROUP, device=scores.device)
     rest = torch.arange(len(scores), device=scores.device)[:, None] * number
