@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from retrieval.ann import IndexKind
-from retrieval.mol_index import CHUNK, Block, MixtureIndex, above, largest
+from retrieval.mol_index import CHUNK, Block, MixtureIndex, largest, reaching
 
 BEST = 16  # items whose gates are averaged
 SCANNED = 4  # chunks at once whose largest logits are looked for
@@ -109,7 +109,7 @@ class ByComponent:
             # One logit of all items side by side, as its largest values are looked for.
             logits = torch.bmm(queries, index.items[start:stop].float().permute(1, 2, 0)).flatten(0, 1)
             if values.shape[1] > count:
-                new, columns = above(logits, values.amin(dim=1, keepdim=True))
+                new, columns = reaching(logits, values.amin(dim=1, keepdim=True))
             else:
                 columns = largest(logits, min(count + 1, stop - start))
                 new = logits.gather(1, columns)

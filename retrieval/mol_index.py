@@ -213,11 +213,10 @@ class MixtureIndex:
         Raises:
             FloatingPointError: a score is not finite.
         """
-        if bool((scores.isnan() | scores.isposinf()).any()):
+        if not bool((scores.amax(dim=1) < torch.inf).all()):  # nor NaN, which a maximum passes on
             raise FloatingPointError("the gate gives scores that are not finite; look at the checkpoint's weights")
-        threshold = scores.topk(k, dim=1).values[:, -1:] - 2 * tolerance
-        count = int((scores >= threshold).sum(dim=1).max())
-        coarse, columns = scores.topk(count, dim=1)
+        kth = scores.gather(1, largest(scores, k)).amin(dim=1, keepdim=True)
+        coarse, columns = reaching(scores, kth - 2 * tolerance)
         near = columns if rows is None else rows.gather(1, columns)
         fine = self.score(block, near, torch.float64)
         there = ~coarse.isneginf()
@@ -249,20 +248,20 @@ def largest(scores: Tensor, k: int) -> Tensor:
     return columns[:, :k].sort(dim=1).values
 
 
-def above(scores: Tensor, thresholds: Tensor) -> tuple[Tensor, Tensor]:
-    """Values (R, m) and columns (R, m), ascending, of the scores (R, C) above each row's threshold (R, 1).
+def reaching(scores: Tensor, thresholds: Tensor) -> tuple[Tensor, Tensor]:
+    """Values (R, m) and columns (R, m), ascending, of the scores (R, C) that reach each row's threshold (R, 1).
 
-    Shorter rows are padded with -inf. For thresholds that few exceed: the maxima of groups are looked at first.
+    Shorter rows are padded with -inf. For thresholds that few reach: the maxima of groups are looked at first.
     """
     number = scores.shape[1]
     whole = number // GROUP * GROUP
     groups = scores[:, :whole].view(len(scores), -1, GROUP)
-    row, group = (groups.amax(dim=2) > thresholds).nonzero(as_tuple=True)
+    row, group = (groups.amax(dim=2) >= thresholds).nonzero(as_tuple=True)
     members = group[:, None] * GROUP + torch.arange(GROUP, device=scores.device)
     rest = torch.arange(len(scores), device=scores.device)[:, None] * number
     rest = rest + torch.arange(whole, number, device=scores.device)
     flat = torch.cat([(row[:, None] * number + members).flatten(), rest.flatten()])
-    flat = flat[scores.flatten()[flat] > thresholds.flatten()[flat // number]].sort().values
+    flat = flat[scores.flatten()[flat] >= thresholds.flatten()[flat // number]].sort().values
     row, counts = flat // number, torch.bincount(flat // number, minlength=len(scores))
     place = torch.arange(len(flat), device=scores.device) - (counts.cumsum(0) - counts)[row]
     values = scores.new_full((len(scores), int(counts.max())), -torch.inf)

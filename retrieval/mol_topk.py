@@ -114,7 +114,7 @@ class MixtureSearcher(Searcher):
             for block in self._index.blocks(query_rows):
                 found, best, exact = self._exactly(block, k)
                 items, scores = np.concatenate([items, best]), np.concatenate([scores, exact])
-                calls = np.concatenate([calls, (~found.scores.isneginf()).sum(dim=1).cpu().numpy()])
+                calls = np.concatenate([calls, (found.scores > -torch.inf).sum(dim=1).cpu().numpy()])
                 bounds = np.concatenate([bounds, found.bounds.float().cpu().numpy()])
         return BoundedRanking(items, scores, calls, dict(watch.seconds), bounds=bounds).noted(self._index.num_items)
 

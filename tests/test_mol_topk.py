@@ -19,7 +19,7 @@ from models.mixture import MixtureConfig, MoLHead
 from retrieval import mol_index, vector_database
 from retrieval.ann import HNSW, Flat, IndexKind
 from retrieval.evaluation import evaluate
-from retrieval.mol_index import MixtureIndex, above, largest
+from retrieval.mol_index import MixtureIndex, largest, reaching
 from retrieval.mol_topk import (
     BoundedRanking,
     BruteForce,
@@ -266,15 +266,15 @@ def test_largest_breaks_ties_by_column(seed: int, k: int, number: int, values: i
 
 
 @given(st.integers(0, 99), st.sampled_from([9, 64, 333]), st.sampled_from([4, 4000]))
-def test_above_finds_all_that_exceed(seed: int, number: int, values: int) -> None:
+def test_reaching_finds_all(seed: int, number: int, values: int) -> None:
     """A score in the rest behind the last whole group, or one that equals the threshold, taken or left out wrongly."""
     rng = np.random.default_rng(seed)
     scores = rng.integers(0, values, (5, number)).astype(np.float32)
     thresholds = rng.integers(values // 2, values, (5, 1)).astype(np.float32)
-    found, columns = above(torch.from_numpy(scores), torch.from_numpy(thresholds))
+    found, columns = reaching(torch.from_numpy(scores), torch.from_numpy(thresholds))
     for row, some, places in zip(range(5), found.numpy(), columns.numpy(), strict=True):
         there = np.isfinite(some)
-        assert places[there].tolist() == np.flatnonzero(scores[row] > thresholds[row]).tolist()
+        assert places[there].tolist() == np.flatnonzero(scores[row] >= thresholds[row]).tolist()
         np.testing.assert_array_equal(some[there], scores[row, places[there]])
 
 
