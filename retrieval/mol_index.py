@@ -103,8 +103,8 @@ class MixtureIndex:
             raise TypeError(
                 f"{kind} is no mixture of logits: this search reads component vectors. Use Exact, which only scores"
             )
-        _check_finite("items", represented.items, task.collection.items)
-        _check_finite("queries", represented.queries, task.collection.queries)
+        _check_representations("items", represented.items, task.collection.items)
+        _check_representations("queries", represented.queries, task.collection.queries)
         device = getattr(represented.similarity, "device", "cpu")
         self._queries, query_gate = _parts(represented.queries, device)
         self.items, item_gate = _parts(represented.items, device)
@@ -124,9 +124,9 @@ class MixtureIndex:
         self.rounding = (2 * self.num_logits + 8) * torch.finfo(torch.float32).eps * self.highest
         """What rounding can add to a sum of logits with probabilities for weights."""
 
-    def blocks(self, query_rows: Rows) -> Iterator[Block]:
-        """The queries in blocks whose scores of all items take no more than half of the memory."""
-        size = min(QUERIES, max(1, self._memory // (8 * self.num_items)))
+    def blocks(self, query_rows: Rows, held: int) -> Iterator[Block]:
+        """The queries in blocks that take no more than half of the memory with so many scores of each."""
+        size = min(QUERIES, max(1, self._memory // (8 * held)))
         for rows in torch.split(torch.from_numpy(query_rows).to(self._queries.device), size):
             if len(rows):
                 components = self._queries[rows].float() / self.temperature
@@ -213,10 +213,8 @@ class MixtureIndex:
         Raises:
             FloatingPointError: a score is not finite.
         """
-        if not bool((scores.amax(dim=1) < torch.inf).all()):  # nor NaN, which a maximum passes on
-            raise FloatingPointError("the gate gives scores that are not finite; look at the checkpoint's weights")
-        kth = scores.gather(1, largest(scores, k)).amin(dim=1, keepdim=True)
-        coarse, columns = reaching(scores, kth - 2 * tolerance)
+        check_finite(scores)
+        coarse, columns = reaching(scores, kth_largest(scores, k) - 2 * tolerance)
         near = columns if rows is None else rows.gather(1, columns)
         fine = self.score(block, near, torch.float64)
         there = ~coarse.isneginf()
@@ -248,12 +246,27 @@ def largest(scores: Tensor, k: int) -> Tensor:
     return columns[:, :k].sort(dim=1).values
 
 
+def kth_largest(scores: Tensor, k: int) -> Tensor:
+    """(R, 1) of the rows of (R, C)."""
+    return scores.gather(1, largest(scores, k)).amin(dim=1, keepdim=True)
+
+
+def check_finite(scores: Tensor) -> None:
+    """Refuses NaN and infinity in (R, C); -inf stands for no score.
+
+    Raises:
+        FloatingPointError: a score is not finite.
+    """
+    if not bool((scores.amax(dim=1) < torch.inf).all()):  # a maximum passes NaN on
+        raise FloatingPointError("the gate gives scores that are not finite; look at the checkpoint's weights")
+
+
 def reaching(scores: Tensor, thresholds: Tensor) -> tuple[Tensor, Tensor]:
     """Values (R, m) and columns (R, m), ascending, of the scores (R, C) that reach each row's threshold (R, 1).
 
     Shorter rows are padded with -inf. For thresholds that few reach: the maxima of groups are looked at first.
     """
-    number = scores.shape[1]
+    scores, number = scores.contiguous(), scores.shape[1]
     whole = number // GROUP * GROUP
     groups = scores[:, :whole].view(len(scores), -1, GROUP)
     row, group = (groups.amax(dim=2) >= thresholds).nonzero(as_tuple=True)
@@ -276,7 +289,7 @@ def _parts(reps: Reps, device: Any) -> tuple[Tensor, Tensor | None]:
     return components.to(device), None if gate is None else gate.to(device)
 
 
-def _check_finite(kind: str, reps: Reps, records: Sequence[Any]) -> None:
+def _check_representations(kind: str, reps: Reps, records: Sequence[Any]) -> None:
     bad: list[int] = []
     for part in reps.values():
         assert isinstance(part, Tensor)

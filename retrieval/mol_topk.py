@@ -6,141 +6,22 @@ calls are the pairs whose gate was evaluated.
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from retrieval.ann import IndexKind
 from retrieval.mol_candidates import ByComponent, ByGate, ByMean
-from retrieval.mol_index import Block, MixtureIndex
-from retrieval.scorer import Rows, Scores
-from retrieval.searcher import Ranking, Searcher, Stopwatch, check_budget
+from retrieval.mol_index import Block, check_finite, kth_largest, reaching
+from retrieval.mol_searcher import Found, MixtureSearcher
+from retrieval.searcher import Stopwatch, check_budget
 
-TOLERANCE = 1e-5  # of a logit's range: how far single precision is taken to be off at first
 SEEDS = 256  # items scored first, by the mean of their logits
 AVERAGE = 512  # items scored after these, by the mean of their logits with the weights that the first ones had
+SEGMENT = 1 << 16  # items whose scores brute force holds at once
 SAMPLE = 1024  # items, at most a 16th of them all, that tell what share of a query's items bounds will leave out
 ENOUGH = 0.3  # the share from which on looking at bounds costs less than it saves
-
-
-@dataclass(frozen=True)
-class BoundedRanking(Ranking):
-    """A ranking that says what the items left out could have scored.
-
-    Attributes:
-        bounds: (B,) float32: no item whose gate was not evaluated scores above this; -inf where there is none.
-    """
-
-    bounds: Scores = field(kw_only=True)
-
-    @property
-    def certified(self) -> NDArray[np.bool_]:
-        """(B,) bool: every item left out scores below the last result, so the ranking is exact."""
-        certain: NDArray[np.bool_] = self.bounds < self.scores[:, -1]
-        return certain
-
-    @property
-    def gaps(self) -> Scores:
-        """(B,) at most by how much an item left out exceeds the last result (RAILS Theorems 2 and 3)."""
-        gaps: Scores = np.maximum(self.bounds - self.scores[:, -1], 0)
-        return gaps
-
-    def noted(self, num_items: int) -> Self:
-        """With notes: whether it is certified, the gap, and the share of the items whose gate was evaluated."""
-        found = {"certified": self.certified, "gap": self.gaps, "gates evaluated": self.calls / num_items}
-        return replace(self, notes={name: np.asarray(values, dtype=np.float64) for name, values in found.items()})
-
-
-@dataclass(frozen=True)
-class Found:
-    """What a method scored for b queries.
-
-    Attributes:
-        rows: (b, m) items, each of a query's once; None: all items, in order.
-        scores: (b, m) theirs, in single precision; -inf for none.
-        bounds: (b,) what no other item's score exceeds.
-    """
-
-    rows: Tensor | None
-    scores: Tensor
-    bounds: Tensor
-
-
-class MixtureSearcher(Searcher):
-    """What the methods share: blocks of queries, and results whose order does not depend on rounding.
-
-    Args:
-        memory: MiB that a search may use besides the representations.
-    """
-
-    needs_representations: ClassVar[bool] = True
-
-    def __init__(self, memory: int = 64) -> None:
-        super().__init__()
-        if memory < 1:
-            raise ValueError(f"memory is in MiB, at least 1; got {memory}")
-        self.memory = memory
-
-    @abstractmethod
-    def find(self, block: Block, k: int, tolerance: float) -> Found:
-        """Scores at least k items for each query; ``tolerance`` is how far a score in single precision may be off."""
-
-    def prepare(self, watch: Stopwatch) -> None:
-        """Checks the representations, and takes them to the similarity's device."""
-        with watch.step("components"):
-            self._index = MixtureIndex(self.task, self.memory << 20)
-
-    def check(self, k: int) -> None:
-        """Refuses a k that cannot be had."""
-        num_items = len(self.task.collection.items)
-        if k > num_items:
-            raise ValueError(f"k = {k} is larger than the item set of {num_items}")
-        check_budget(num_items, k, num_items)
-
-    @torch.inference_mode()
-    def search(self, query_rows: Rows, k: int) -> BoundedRanking:
-        """See `Searcher.search`."""
-        self.check(k)
-        watch = Stopwatch()
-        items, scores = np.empty((0, k), dtype=np.int64), np.empty((0, k), dtype=np.float32)
-        calls, bounds = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float32)
-        with watch.step("scoring"):
-            for block in self._index.blocks(query_rows):
-                found, best, exact = self._exactly(block, k)
-                items, scores = np.concatenate([items, best]), np.concatenate([scores, exact])
-                calls = np.concatenate([calls, (found.scores > -torch.inf).sum(dim=1).cpu().numpy()])
-                bounds = np.concatenate([bounds, found.bounds.float().cpu().numpy()])
-        return BoundedRanking(items, scores, calls, dict(watch.seconds), bounds=bounds).noted(self._index.num_items)
-
-    def _exactly(self, block: Block, k: int) -> tuple[Found, Rows, Scores]:
-        """Searches with a tolerance that covers the errors seen: large weights of a gate make rounding worse."""
-        tolerance = TOLERANCE * self._index.highest
-        while True:
-            found = self.find(block, k, tolerance)
-            rows, exact, error = self._index.settle(block, found.rows, found.scores, k, tolerance)
-            if error <= tolerance:
-                return found, rows, exact
-            tolerance = 4 * error
-
-    def _no_bound(self, block: Block, scored: int) -> Tensor:
-        """(b,) the largest logit that there can be, unless all items are scored."""
-        bounds = self._index.ceiling(block)
-        return bounds if scored < self._index.num_items else bounds.fill_(-torch.inf)
-
-    def _scored(self, block: Block, rows: Sequence[Tensor], bounds: Tensor) -> Found:
-        """Scores the given rows of each query."""
-        sizes = torch.tensor([len(some) for some in rows], device=bounds.device)
-        there = torch.arange(int(sizes.max()), device=bounds.device) < sizes[:, None]
-        padded = torch.zeros(there.shape, dtype=torch.int64, device=bounds.device)
-        padded[there] = torch.cat(list(rows))
-        scores = self._index.score(block, padded)
-        return Found(padded, scores.masked_fill(~there, -torch.inf), bounds)
 
 
 class BruteForce(MixtureSearcher):
@@ -151,13 +32,30 @@ class BruteForce(MixtureSearcher):
         """See `Searcher.tiny`; the budget is all items."""
         return cls()
 
+    @property
+    def held(self) -> int:
+        """See `MixtureSearcher.held`: results are taken from a part of the items at once."""
+        return min(SEGMENT, self._index.num_items)
+
     def find(self, block: Block, k: int, tolerance: float) -> Found:
         """See `MixtureSearcher.find`."""
         index = self._index
-        scores = torch.empty(len(block), index.num_items, device=block.rows.device)
-        for start, stop in index.chunks(block):
-            scores[:, start:stop] = index.mix(block.gate, index.logits(block, start, stop), start)
-        return Found(None, scores, scores.new_full((len(block),), -torch.inf))
+        buffer = torch.empty(len(block), self.held, device=block.rows.device)
+        kth = buffer.new_full((len(block), 1), -torch.inf)
+        rows, values = block.rows.new_empty(len(block), 0), buffer.new_empty(len(block), 0)
+        for first in range(0, index.num_items, self.held):
+            last = min(first + self.held, index.num_items)
+            scores = buffer[:, : last - first]
+            for start, stop in index.chunks(block, first=first, last=last):
+                part = index.mix(block.gate, index.logits(block, start, stop), start)
+                scores[:, start - first : stop - first] = part
+            check_finite(scores)
+            if last - first >= k:
+                kth = torch.maximum(kth, kth_largest(scores, k))
+            found, columns = reaching(scores, kth - 2 * tolerance)
+            rows, values = torch.cat([rows, columns + first], dim=1), torch.cat([values, found], dim=1)
+        bounds = kth.new_full((len(block),), -torch.inf)
+        return Found(rows, values, bounds, torch.full_like(block.rows, index.num_items))
 
 
 class ExactMoL(MixtureSearcher):
@@ -211,7 +109,7 @@ class ExactMoL(MixtureSearcher):
         places = pays.nonzero()[:, 0]
         if len(places):
             self._bounded(block.take(places), places, sample, k, tolerance, scores, bounds)
-        return Found(None, scores, bounds)
+        return Found(None, scores, bounds, (scores > -torch.inf).sum(dim=1))
 
     def _bounded(
         self, block: Block, places: Tensor, sample: int, k: int, tolerance: float, scores: Tensor, bounds: Tensor
@@ -344,7 +242,8 @@ class TopKGate(MixtureSearcher):
     def find(self, block: Block, k: int, tolerance: float) -> Found:
         """See `MixtureSearcher.find`."""
         rows, scores = self._by_gate(block, self.seeds, self.average)
-        return Found(rows, scores, self._no_bound(block, rows.shape[1]))
+        calls = torch.full_like(block.rows, rows.shape[1])
+        return Found(rows, scores, self._no_bound(block, rows.shape[1]), calls)
 
 
 class CombTopK(MixtureSearcher):

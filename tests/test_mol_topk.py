@@ -16,16 +16,15 @@ from qdrant_client.models import PointIdsList
 from datamodules.records import Collection, Item, Query
 from datamodules.reps import Reps
 from models.mixture import MixtureConfig, MoLHead
-from retrieval import mol_index, vector_database
+from retrieval import mol_index, mol_topk, vector_database
 from retrieval.ann import HNSW, Flat, IndexKind
 from retrieval.evaluation import evaluate
 from retrieval.mol_index import MixtureIndex, largest, reaching
+from retrieval.mol_searcher import BoundedRanking, MixtureSearcher
 from retrieval.mol_topk import (
-    BoundedRanking,
     BruteForce,
     CombTopK,
     ExactMoL,
-    MixtureSearcher,
     TopKAvg,
     TopKGate,
     TopKPerEmbd,
@@ -129,6 +128,7 @@ def run(searcher: MixtureSearcher, task: SearchTask, k: int) -> BoundedRanking:
 def chunk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     monkeypatch.setattr(mol_index, "CHUNK", request.param)
     monkeypatch.setattr(mol_index, "QUERIES", 2)
+    monkeypatch.setattr(mol_topk, "SEGMENT", 4 * request.param)
     return int(request.param)
 
 
@@ -151,6 +151,7 @@ def test_exact_is_brute_force_and_certified(data: st.DataObject) -> None:
     rows, scores = expected(formula(task), k)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mol_index, "CHUNK", draw(st.sampled_from([2, 7, 2048]), "chunk"))
+        patch.setattr(mol_topk, "SEGMENT", draw(st.sampled_from([1, 11, 2048]), "segment"))
         for searcher in (BruteForce(), ExactMoL(1), ExactMoL()):
             found = run(searcher, task, k)
             np.testing.assert_array_equal(found.items, rows)
@@ -169,7 +170,7 @@ def test_the_certificate_is_true(chunk: int, vectors: bool) -> None:
     np.testing.assert_array_equal(ranking.items, expected(scores, 5)[0])
     assert ranking.certified.all() and (ranking.calls < 200).all()
     with torch.inference_mode():
-        founds = [searcher.find(block, 5, 1e-5) for block in searcher._index.blocks(task.query_rows)]
+        founds = [searcher.find(block, 5, 1e-5) for block in searcher._index.blocks(task.query_rows, 200)]
     evaluated = [np.flatnonzero(np.isfinite(row)) for found in founds for row in found.scores.numpy()]
     for row, rows in enumerate(evaluated):
         assert len(rows) == ranking.calls[row]
@@ -181,7 +182,7 @@ def test_each_query_is_bounded_only_where_that_pays(chunk: int) -> None:
     task = problem(4, 8, 300, (2, 2, 4), 0.3)
     index = MixtureIndex(task, 1 << 20)
     with torch.inference_mode():
-        largest_logits = np.concatenate([index.logits(b, 0, 300).amax(2) for b in index.blocks(np.arange(8))])
+        largest_logits = np.concatenate([index.logits(b, 0, 300).amax(2) for b in index.blocks(np.arange(8), 300)])
     scores, ranking = formula(task), run(ExactMoL(1), task, 5)
     sample = slice(0, 19)  # a 16th; its best item stands for the 5th of all
     below = (largest_logits[:, sample] < scores[:, sample].max(axis=1, keepdims=True)).mean(axis=1)
