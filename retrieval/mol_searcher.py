@@ -1,4 +1,4 @@
-"""What the searchers of Mixture-of-Logits share: blocks of queries, scores settled exactly, bounds on what is left out."""
+"""What the searchers of Mixture-of-Logits share: blocks of queries, settled scores, bounds on what is left out."""
 
 from __future__ import annotations
 
