@@ -126,11 +126,14 @@ class MixtureIndex:
 
     def blocks(self, query_rows: Rows, held: int) -> Iterator[Block]:
         """The queries in blocks that take no more than half of the memory with so many scores of each."""
-        size = min(QUERIES, max(1, self._memory // (8 * held)))
-        for rows in torch.split(torch.from_numpy(query_rows).to(self._queries.device), size):
+        for rows in torch.split(torch.from_numpy(query_rows).to(self._queries.device), self.queries_at_once(held)):
             if len(rows):
                 components = self._queries[rows].float() / self.temperature
                 yield Block(components, None if self._query_gate is None else self._query_gate[rows], rows)
+
+    def queries_at_once(self, held: int) -> int:
+        """Queries of which so many scores take no more than half of the memory."""
+        return min(QUERIES, max(1, self._memory // (8 * min(held, self.num_items))))
 
     def chunks(
         self, block: Block, times: int = 1, first: int = 0, last: int | None = None
@@ -196,13 +199,13 @@ class MixtureIndex:
             yield logits, query_gate, None if self._item_gate is None else self._item_gate[some].to(dtype)
 
     def settle(
-        self, block: Block, rows: Tensor | None, scores: Tensor, k: int, tolerance: float
+        self, block: Block, rows: Tensor, scores: Tensor, k: int, tolerance: float
     ) -> tuple[Rows, Scores, float]:
         """The top k of each query's scored items: those near or above the k-th are scored again, in double precision.
 
         Args:
             block: of queries.
-            rows: (b, m) items; None: all items, in order.
+            rows: (b, m) items.
             scores: (b, m) theirs, in single precision; -inf for none.
             k: at most the number of scored items.
             tolerance: how far these may be off.
@@ -215,7 +218,7 @@ class MixtureIndex:
         """
         check_finite(scores)
         coarse, columns = reaching(scores, kth_largest(scores, k) - 2 * tolerance)
-        near = columns if rows is None else rows.gather(1, columns)
+        near = rows.gather(1, columns)
         fine = self.score(block, near, torch.float64)
         there = ~coarse.isneginf()
         error = float((fine - coarse.double())[there].abs().max())

@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional as F
 
-from retrieval.mol_index import Block, MixtureIndex
+from retrieval.mol_index import Block, MixtureIndex, check_finite, kth_largest, reaching
 from retrieval.scorer import Rows, Scores
 from retrieval.searcher import Ranking, Searcher, Stopwatch, check_budget
 
@@ -52,16 +53,61 @@ class Found:
     """What a method scored for b queries.
 
     Attributes:
-        rows: (b, m) items, each of a query's once; None: all items, in order.
-        scores: (b, m) theirs, in single precision; -inf for none.
+        rows: (b, m) items, each of a query's once; at least those near or above its k-th score.
+        scores: (b, m) theirs, in single precision; -inf for none, whatever its row.
         bounds: (b,) what no other item's score exceeds.
         calls: (b,) gates evaluated.
     """
 
-    rows: Tensor | None
+    rows: Tensor
     scores: Tensor
     bounds: Tensor
     calls: Tensor
+
+
+class Best:
+    """The items near or above each query's k-th score, as the items go by.
+
+    Args:
+        k: how many are wanted.
+        tolerance: how far a score may be off.
+
+    Attributes:
+        rows: (b, m) items; set by the first `add`.
+        scores: (b, m) theirs; -inf for none.
+    """
+
+    rows: Tensor
+    scores: Tensor
+
+    def __init__(self, k: int, tolerance: float) -> None:
+        self.k, self.tolerance = k, tolerance
+
+    def add(self, scores: Tensor, first: int) -> None:
+        """Takes the scores (b, C) of the items from ``first`` on.
+
+        Raises:
+            FloatingPointError: a score is not finite.
+        """
+        check_finite(scores)
+        if not hasattr(self, "rows"):
+            self._kth = scores.new_full((len(scores), 1), -torch.inf)
+            self.scores = scores.new_empty(len(scores), 0)
+            self.rows = torch.empty(self.scores.shape, dtype=torch.int64, device=scores.device)
+        if scores.shape[1] >= self.k:
+            self._kth = torch.maximum(self._kth, kth_largest(scores, self.k))
+        found, columns = reaching(scores, self._kth - 2 * self.tolerance)
+        self.rows, self.scores = torch.cat([self.rows, columns + first], 1), torch.cat([self.scores, found], 1)
+
+
+def joined(parts: Sequence[tuple[Tensor, Found]]) -> Found:
+    """What was found for the queries at several places of a block."""
+    order = torch.argsort(torch.cat([places for places, _ in parts]))
+    width = max(found.rows.shape[1] for _, found in parts)
+    rows = torch.cat([F.pad(found.rows, (0, width - found.rows.shape[1])) for _, found in parts])
+    scores = [F.pad(found.scores, (0, width - found.scores.shape[1]), value=-torch.inf) for _, found in parts]
+    bounds, calls = (torch.cat(column) for column in zip(*((f.bounds, f.calls) for _, f in parts), strict=True))
+    return Found(rows[order], torch.cat(scores)[order], bounds[order], calls[order])
 
 
 class MixtureSearcher(Searcher):

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from retrieval.ann import IndexKind
 from retrieval.mol_candidates import ByComponent, ByGate, ByMean
-from retrieval.mol_index import Block, check_finite, kth_largest, reaching
-from retrieval.mol_searcher import Found, MixtureSearcher
+from retrieval.mol_index import Block, MixtureIndex
+from retrieval.mol_searcher import Best, Found, MixtureSearcher, joined
 from retrieval.searcher import Stopwatch, check_budget
 
 SEEDS = 256  # items scored first, by the mean of their logits
@@ -34,28 +34,26 @@ class BruteForce(MixtureSearcher):
 
     @property
     def held(self) -> int:
-        """See `MixtureSearcher.held`: results are taken from a part of the items at once."""
-        return min(SEGMENT, self._index.num_items)
+        """See `MixtureSearcher.held`."""
+        return SEGMENT
 
     def find(self, block: Block, k: int, tolerance: float) -> Found:
         """See `MixtureSearcher.find`."""
-        index = self._index
-        buffer = torch.empty(len(block), self.held, device=block.rows.device)
-        kth = buffer.new_full((len(block), 1), -torch.inf)
-        rows, values = block.rows.new_empty(len(block), 0), buffer.new_empty(len(block), 0)
-        for first in range(0, index.num_items, self.held):
-            last = min(first + self.held, index.num_items)
-            scores = buffer[:, : last - first]
-            for start, stop in index.chunks(block, first=first, last=last):
-                part = index.mix(block.gate, index.logits(block, start, stop), start)
-                scores[:, start - first : stop - first] = part
-            check_finite(scores)
-            if last - first >= k:
-                kth = torch.maximum(kth, kth_largest(scores, k))
-            found, columns = reaching(scores, kth - 2 * tolerance)
-            rows, values = torch.cat([rows, columns + first], dim=1), torch.cat([values, found], dim=1)
-        bounds = kth.new_full((len(block),), -torch.inf)
-        return Found(rows, values, bounds, torch.full_like(block.rows, index.num_items))
+        return _everything(self._index, block, Best(k, tolerance), first=0)
+
+
+def _everything(index: MixtureIndex, block: Block, best: Best, first: int) -> Found:
+    """Evaluates every item from ``first`` on; those before are in ``best`` already."""
+    buffer = torch.empty(len(block), min(SEGMENT, index.num_items), device=block.rows.device)
+    for begin in range(first, index.num_items, SEGMENT):
+        end = min(begin + SEGMENT, index.num_items)
+        scores = buffer[:, : end - begin]
+        for start, stop in index.chunks(block, first=begin, last=end):
+            part = index.mix(block.gate, index.logits(block, start, stop), start)
+            scores[:, start - begin : stop - begin] = part
+        best.add(scores, begin)
+    no_bounds = buffer.new_full((len(block),), -torch.inf)
+    return Found(best.rows, best.scores, no_bounds, torch.full_like(block.rows, index.num_items))
 
 
 class ExactMoL(MixtureSearcher):
@@ -82,6 +80,11 @@ class ExactMoL(MixtureSearcher):
         """See `Searcher.tiny`; it scores what it has to."""
         return cls(seeds=1)
 
+    @property
+    def held(self) -> int:
+        """See `MixtureSearcher.held`; for queries whose bounds pay it is all items, in blocks of their own."""
+        return SEGMENT
+
     def prepare(self, watch: Stopwatch) -> None:
         """Also averages each item's components."""
         super().prepare(watch)
@@ -92,45 +95,44 @@ class ExactMoL(MixtureSearcher):
         """See `MixtureSearcher.find`."""
         index = self._index
         sample = min(SAMPLE, -(-index.num_items // 16))
-        scores = torch.full((len(block), index.num_items), -torch.inf, device=block.rows.device)
-        bounds = scores.new_full((len(block),), -torch.inf)
-        largest_logits = scores.new_empty(len(block), sample)
+        scores = torch.empty(len(block), sample, device=block.rows.device)
+        largest_logits = torch.empty_like(scores)
         for start, stop in index.chunks(block, last=sample):
             logits = index.logits(block, start, stop)
             scores[:, start:stop] = index.mix(block.gate, logits, start)
             largest_logits[:, start:stop] = logits.amax(dim=2)
-        expected = scores[:, :sample].topk(-(-k * sample // index.num_items), dim=1).values[:, -1:]
+        expected = scores.topk(-(-k * sample // index.num_items), dim=1).values[:, -1:]
         pays = (largest_logits < expected).float().mean(dim=1) >= ENOUGH
-        places = (~pays).nonzero()[:, 0]
-        if len(places):
-            others = block.take(places)
-            for start, stop in index.chunks(others, first=sample):
-                scores[places, start:stop] = index.mix(others.gate, index.logits(others, start, stop), start)
-        places = pays.nonzero()[:, 0]
-        if len(places):
-            self._bounded(block.take(places), places, sample, k, tolerance, scores, bounds)
-        return Found(None, scores, bounds, (scores > -torch.inf).sum(dim=1))
+        found = []
+        if not bool(pays.all()):
+            places, best = (~pays).nonzero()[:, 0], Best(k, tolerance)
+            best.add(scores[places], 0)
+            found.append((places, _everything(index, block.take(places), best, sample)))
+        if bool(pays.any()):
+            for places in torch.split(pays.nonzero()[:, 0], index.queries_at_once(index.num_items)):
+                found.append((places, self._bounded(block.take(places), scores[places], k, tolerance)))
+        return joined(found)
 
-    def _bounded(
-        self, block: Block, places: Tensor, sample: int, k: int, tolerance: float, scores: Tensor, bounds: Tensor
-    ) -> None:
-        """Fills in the ``scores`` (B, N) and ``bounds`` (B,) of a block that has these places in them."""
-        index = self._index
+    def _bounded(self, block: Block, sampled: Tensor, k: int, tolerance: float) -> Found:
+        """Evaluates what bounds do not leave out; the scores of the first items are known."""
+        index, sample = self._index, sampled.shape[1]
         rows = self._by_mean(block, min(max(k, self.seeds), index.num_items))
-        seeds = index.score(block, rows)
-        scores[places[:, None], rows] = seeds
-        unseen = seeds.masked_fill(rows < sample, -torch.inf)
-        best = torch.cat([scores[places, :sample], unseen], dim=1).topk(k, dim=1).values
+        scores = sampled.new_full((len(block), index.num_items), -torch.inf).scatter_(1, rows, index.score(block, rows))
+        scores[:, :sample] = sampled
+        bounds = sampled.new_full((len(block),), -torch.inf)
+        highest = scores.topk(k, dim=1).values
         for start, stop in index.chunks(block, first=sample):
-            logits, part = index.logits(block, start, stop), scores[places, start:stop]
+            logits, part = index.logits(block, start, stop), scores[:, start:stop]
             reach = logits.amax(dim=2) + index.rounding
-            there = (reach >= best[:, -1:] - tolerance) & part.isneginf()
+            there = (reach >= highest[:, -1:] - tolerance) & part.isneginf()
             fresh = torch.full_like(part, -torch.inf)
             fresh[there] = index.mix_some(block, logits, start, there)
-            part = torch.maximum(part, fresh)
-            scores[places, start:stop] = part
-            bounds[places] = torch.maximum(bounds[places], reach.masked_fill(~part.isneginf(), -torch.inf).amax(dim=1))
-            best = torch.cat([best, fresh], dim=1).topk(k, dim=1).values
+            part.copy_(torch.maximum(part, fresh))
+            bounds = torch.maximum(bounds, reach.masked_fill(~part.isneginf(), -torch.inf).amax(dim=1))
+            highest = torch.cat([highest, fresh], dim=1).topk(k, dim=1).values
+        best = Best(k, tolerance)
+        best.add(scores, 0)
+        return Found(best.rows, best.scores, bounds, (scores > -torch.inf).sum(dim=1))
 
 
 class TopKPerEmbd(MixtureSearcher):
