@@ -21,7 +21,8 @@ SEEDS = 256  # items scored first, by the mean of their logits
 AVERAGE = 512  # items scored after these, by the mean of their logits with the weights that the first ones had
 SEGMENT = 1 << 16  # items whose scores brute force holds at once
 SAMPLE = 1024  # items, at most a 16th of them all, that tell what share of a query's items bounds will leave out
-ENOUGH = 0.3  # the share from which on looking at bounds costs less than it saves
+ENOUGH = 0.3  # the share from which on looking at a query's bounds costs less than it saves
+WORTHWHILE = 0.1  # share of a block's pairs that must be left out for a second pass over the items to pay
 
 
 class BruteForce(MixtureSearcher):
@@ -102,7 +103,9 @@ class ExactMoL(MixtureSearcher):
             scores[:, start:stop] = index.mix(block.gate, logits, start)
             largest_logits[:, start:stop] = logits.amax(dim=2)
         expected = scores.topk(-(-k * sample // index.num_items), dim=1).values[:, -1:]
-        pays = (largest_logits < expected).float().mean(dim=1) >= ENOUGH
+        left_out = (largest_logits < expected).float().mean(dim=1)
+        pays = left_out >= ENOUGH
+        pays &= left_out[pays].sum() >= WORTHWHILE * len(block)
         found = []
         if not bool(pays.all()):
             places, best = (~pays).nonzero()[:, 0], Best(k, tolerance)
