@@ -45,7 +45,8 @@ from models.backbone import BackboneConfig, Encoder, load_tokenizer
 from models.mixture import MixtureConfig, MoLHead
 from models.tokens import TextEncoder, TokenConfig
 from retrieval.atomic import replacing
-from retrieval.mol_topk import BruteForce, CombTopK, ExactMoL, MixtureSearcher, TopKAvg, TopKGate, TopKPerEmbd
+from retrieval.mol_searcher import MixtureSearcher
+from retrieval.mol_topk import BruteForce, CombTopK, ExactMoL, TopKAvg, TopKGate, TopKPerEmbd
 from retrieval.scorer import Represented, Scorer
 from retrieval.searcher import SearchTask
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from retrieval.ann import IndexKind
-from retrieval.mol_index import CHUNK, Block, MixtureIndex, largest
+from retrieval.mol_index import CHUNK, Block, MixtureIndex, largest, reaching
 
 BEST = 16  # items whose gates are averaged
 SCANNED = 4  # chunks at once whose largest logits are looked for
@@ -94,7 +94,7 @@ class ByComponent:
         rows, bounds = self(block, count)
         short = [place for place, some in enumerate(rows) if len(some) < k]
         if short:
-            more, bounds[short] = self.at_least(block.take(short), min(2 * count, self._all.num_items), k)
+            more, bounds[short] = self.at_least(block.take(torch.tensor(short)), min(2 * count, self._all.num_items), k)
             for place, some in zip(short, more, strict=True):
                 rows[place] = some
         return rows, bounds
@@ -108,8 +108,12 @@ class ByComponent:
         for start, stop in index.chunks(block, SCANNED):
             # One logit of all items side by side, as its largest values are looked for.
             logits = torch.bmm(queries, index.items[start:stop].float().permute(1, 2, 0)).flatten(0, 1)
-            best = largest(logits, min(count + 1, stop - start))
-            values, rows = torch.cat([values, logits.gather(1, best)], dim=1), torch.cat([rows, best + start], dim=1)
+            if values.shape[1] > count:
+                new, columns = reaching(logits, values.amin(dim=1, keepdim=True))
+            else:
+                columns = largest(logits, min(count + 1, stop - start))
+                new = logits.gather(1, columns)
+            values, rows = torch.cat([values, new], dim=1), torch.cat([rows, columns + start], dim=1)
             kept = largest(values, min(count + 1, values.shape[1]))
             values, rows = values.gather(1, kept), rows.gather(1, kept)
         by_logit = (index.item_components, number, index.query_components, -1)

@@ -77,11 +77,10 @@ class Block:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def take(self, places: Sequence[int]) -> Block:
+    def take(self, places: Tensor) -> Block:
         """The queries at ``places``."""
-        chosen = list(places)
-        gate = None if self.gate is None else self.gate[chosen]
-        return Block(self.components[chosen], gate, self.rows[chosen])
+        gate = None if self.gate is None else self.gate[places]
+        return Block(self.components[places], gate, self.rows[places])
 
 
 class MixtureIndex:
@@ -104,8 +103,8 @@ class MixtureIndex:
             raise TypeError(
                 f"{kind} is no mixture of logits: this search reads component vectors. Use Exact, which only scores"
             )
-        _check_finite("items", represented.items, task.collection.items)
-        _check_finite("queries", represented.queries, task.collection.queries)
+        _check_representations("items", represented.items, task.collection.items)
+        _check_representations("queries", represented.queries, task.collection.queries)
         device = getattr(represented.similarity, "device", "cpu")
         self._queries, query_gate = _parts(represented.queries, device)
         self.items, item_gate = _parts(represented.items, device)
@@ -125,19 +124,25 @@ class MixtureIndex:
         self.rounding = (2 * self.num_logits + 8) * torch.finfo(torch.float32).eps * self.highest
         """What rounding can add to a sum of logits with probabilities for weights."""
 
-    def blocks(self, query_rows: Rows) -> Iterator[Block]:
-        """The queries in blocks whose scores of all items take no more than half of the memory."""
-        size = min(QUERIES, max(1, self._memory // (8 * self.num_items)))
-        for rows in torch.split(torch.from_numpy(query_rows).to(self._queries.device), size):
+    def blocks(self, query_rows: Rows, held: int) -> Iterator[Block]:
+        """The queries in blocks that take no more than half of the memory with so many scores of each."""
+        for rows in torch.split(torch.from_numpy(query_rows).to(self._queries.device), self.queries_at_once(held)):
             if len(rows):
                 components = self._queries[rows].float() / self.temperature
                 yield Block(components, None if self._query_gate is None else self._query_gate[rows], rows)
 
-    def chunks(self, block: Block, times: int = 1) -> Iterator[tuple[int, int]]:
-        """(first, last + 1) of the items in chunks, ``times`` as large as usual, that fit the memory's other half."""
+    def queries_at_once(self, held: int) -> int:
+        """Queries of which so many scores take no more than half of the memory."""
+        return min(QUERIES, max(1, self._memory // (8 * min(held, self.num_items))))
+
+    def chunks(
+        self, block: Block, times: int = 1, first: int = 0, last: int | None = None
+    ) -> Iterator[tuple[int, int]]:
+        """Ranges of items from ``first`` to before ``last``, ``times`` as long as usual, that fit half the memory."""
         size = min(times * CHUNK, max(1, self._memory // (16 * len(block) * self.num_logits)))
-        for start in range(0, self.num_items, size):
-            yield start, min(start + size, self.num_items)
+        last = self.num_items if last is None else last
+        for start in range(first, last, size):
+            yield start, min(start + size, last)
 
     def ceiling(self, block: Block) -> Tensor:
         """(b,) what no score exceeds, whatever the item."""
@@ -194,13 +199,13 @@ class MixtureIndex:
             yield logits, query_gate, None if self._item_gate is None else self._item_gate[some].to(dtype)
 
     def settle(
-        self, block: Block, rows: Tensor | None, scores: Tensor, k: int, tolerance: float
+        self, block: Block, rows: Tensor, scores: Tensor, k: int, tolerance: float
     ) -> tuple[Rows, Scores, float]:
         """The top k of each query's scored items: those near or above the k-th are scored again, in double precision.
 
         Args:
             block: of queries.
-            rows: (b, m) items; None: all items, in order.
+            rows: (b, m) items.
             scores: (b, m) theirs, in single precision; -inf for none.
             k: at most the number of scored items.
             tolerance: how far these may be off.
@@ -211,12 +216,9 @@ class MixtureIndex:
         Raises:
             FloatingPointError: a score is not finite.
         """
-        if bool((scores.isnan() | scores.isposinf()).any()):
-            raise FloatingPointError("the gate gives scores that are not finite; look at the checkpoint's weights")
-        threshold = scores.topk(k, dim=1).values[:, -1:] - 2 * tolerance
-        count = int((scores >= threshold).sum(dim=1).max())
-        coarse, columns = scores.topk(count, dim=1)
-        near = columns if rows is None else rows.gather(1, columns)
+        check_finite(scores)
+        coarse, columns = reaching(scores, kth_largest(scores, k) - 2 * tolerance)
+        near = rows.gather(1, columns)
         fine = self.score(block, near, torch.float64)
         there = ~coarse.isneginf()
         error = float((fine - coarse.double())[there].abs().max())
@@ -247,13 +249,50 @@ def largest(scores: Tensor, k: int) -> Tensor:
     return columns[:, :k].sort(dim=1).values
 
 
+def kth_largest(scores: Tensor, k: int) -> Tensor:
+    """(R, 1) of the rows of (R, C)."""
+    return scores.gather(1, largest(scores, k)).amin(dim=1, keepdim=True)
+
+
+def check_finite(scores: Tensor) -> None:
+    """Refuses NaN and infinity in (R, C); -inf stands for no score.
+
+    Raises:
+        FloatingPointError: a score is not finite.
+    """
+    if not bool((scores.amax(dim=1) < torch.inf).all()):  # a maximum passes NaN on
+        raise FloatingPointError("the gate gives scores that are not finite; look at the checkpoint's weights")
+
+
+def reaching(scores: Tensor, thresholds: Tensor) -> tuple[Tensor, Tensor]:
+    """Values (R, m) and columns (R, m), ascending, of the scores (R, C) that reach each row's threshold (R, 1).
+
+    Shorter rows are padded with -inf. For thresholds that few reach: the maxima of groups are looked at first.
+    """
+    scores, number = scores.contiguous(), scores.shape[1]
+    whole = number // GROUP * GROUP
+    groups = scores[:, :whole].view(len(scores), -1, GROUP)
+    row, group = (groups.amax(dim=2) >= thresholds).nonzero(as_tuple=True)
+    members = group[:, None] * GROUP + torch.arange(GROUP, device=scores.device)
+    rest = torch.arange(len(scores), device=scores.device)[:, None] * number
+    rest = rest + torch.arange(whole, number, device=scores.device)
+    flat = torch.cat([(row[:, None] * number + members).flatten(), rest.flatten()])
+    flat = flat[scores.flatten()[flat] >= thresholds.flatten()[flat // number]].sort().values
+    row, counts = flat // number, torch.bincount(flat // number, minlength=len(scores))
+    place = torch.arange(len(flat), device=scores.device) - (counts.cumsum(0) - counts)[row]
+    values = scores.new_full((len(scores), int(counts.max())), -torch.inf)
+    columns = torch.zeros(values.shape, dtype=torch.int64, device=scores.device)
+    values[row, place], columns[row, place] = scores.flatten()[flat], flat % number
+    return values, columns
+
+
 def _parts(reps: Reps, device: Any) -> tuple[Tensor, Tensor | None]:
     components, gate = reps["components"], reps.get("gate")
     assert isinstance(components, Tensor) and (gate is None or isinstance(gate, Tensor))
     return components.to(device), None if gate is None else gate.to(device)
 
 
-def _check_finite(kind: str, reps: Reps, records: Sequence[Any]) -> None:
+def _check_representations(kind: str, reps: Reps, records: Sequence[Any]) -> None:
     bad: list[int] = []
     for part in reps.values():
         assert isinstance(part, Tensor)

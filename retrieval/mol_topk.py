@@ -6,140 +6,23 @@ calls are the pairs whose gate was evaluated.
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from retrieval.ann import IndexKind
 from retrieval.mol_candidates import ByComponent, ByGate, ByMean
 from retrieval.mol_index import Block, MixtureIndex
-from retrieval.scorer import Rows, Scores
-from retrieval.searcher import Ranking, Searcher, Stopwatch, check_budget
+from retrieval.mol_searcher import Best, Found, MixtureSearcher, joined
+from retrieval.searcher import Stopwatch, check_budget
 
-TOLERANCE = 1e-5  # of a logit's range: how far single precision is taken to be off at first
 SEEDS = 256  # items scored first, by the mean of their logits
 AVERAGE = 512  # items scored after these, by the mean of their logits with the weights that the first ones had
-DENSE = 0.7  # share of a chunk from which on gathering what is left costs more than evaluating all of it
-
-
-@dataclass(frozen=True)
-class BoundedRanking(Ranking):
-    """A ranking that says what the items left out could have scored.
-
-    Attributes:
-        bounds: (B,) float32: no item whose gate was not evaluated scores above this; -inf where there is none.
-    """
-
-    bounds: Scores = field(kw_only=True)
-
-    @property
-    def certified(self) -> NDArray[np.bool_]:
-        """(B,) bool: every item left out scores below the last result, so the ranking is exact."""
-        certain: NDArray[np.bool_] = self.bounds < self.scores[:, -1]
-        return certain
-
-    @property
-    def gaps(self) -> Scores:
-        """(B,) at most by how much an item left out exceeds the last result (RAILS Theorems 2 and 3)."""
-        gaps: Scores = np.maximum(self.bounds - self.scores[:, -1], 0)
-        return gaps
-
-    def noted(self, num_items: int) -> Self:
-        """With notes: whether it is certified, the gap, and the share of the items whose gate was evaluated."""
-        found = {"certified": self.certified, "gap": self.gaps, "gates evaluated": self.calls / num_items}
-        return replace(self, notes={name: np.asarray(values, dtype=np.float64) for name, values in found.items()})
-
-
-@dataclass(frozen=True)
-class Found:
-    """What a method scored for b queries.
-
-    Attributes:
-        rows: (b, m) items, each of a query's once; None: all items, in order.
-        scores: (b, m) theirs, in single precision; -inf for none.
-        bounds: (b,) what no other item's score exceeds.
-    """
-
-    rows: Tensor | None
-    scores: Tensor
-    bounds: Tensor
-
-
-class MixtureSearcher(Searcher):
-    """What the methods share: blocks of queries, and results whose order does not depend on rounding.
-
-    Args:
-        memory: MiB that a search may use besides the representations.
-    """
-
-    needs_representations: ClassVar[bool] = True
-
-    def __init__(self, memory: int = 64) -> None:
-        super().__init__()
-        if memory < 1:
-            raise ValueError(f"memory is in MiB, at least 1; got {memory}")
-        self.memory = memory
-
-    @abstractmethod
-    def find(self, block: Block, k: int, tolerance: float) -> Found:
-        """Scores at least k items for each query; ``tolerance`` is how far a score in single precision may be off."""
-
-    def prepare(self, watch: Stopwatch) -> None:
-        """Checks the representations, and takes them to the similarity's device."""
-        with watch.step("components"):
-            self._index = MixtureIndex(self.task, self.memory << 20)
-
-    def check(self, k: int) -> None:
-        """Refuses a k that cannot be had."""
-        num_items = len(self.task.collection.items)
-        if k > num_items:
-            raise ValueError(f"k = {k} is larger than the item set of {num_items}")
-        check_budget(num_items, k, num_items)
-
-    @torch.inference_mode()
-    def search(self, query_rows: Rows, k: int) -> BoundedRanking:
-        """See `Searcher.search`."""
-        self.check(k)
-        watch = Stopwatch()
-        items, scores = np.empty((0, k), dtype=np.int64), np.empty((0, k), dtype=np.float32)
-        calls, bounds = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float32)
-        with watch.step("scoring"):
-            for block in self._index.blocks(query_rows):
-                found, best, exact = self._exactly(block, k)
-                items, scores = np.concatenate([items, best]), np.concatenate([scores, exact])
-                calls = np.concatenate([calls, (~found.scores.isneginf()).sum(dim=1).cpu().numpy()])
-                bounds = np.concatenate([bounds, found.bounds.float().cpu().numpy()])
-        return BoundedRanking(items, scores, calls, dict(watch.seconds), bounds=bounds).noted(self._index.num_items)
-
-    def _exactly(self, block: Block, k: int) -> tuple[Found, Rows, Scores]:
-        """Searches with a tolerance that covers the errors seen: large weights of a gate make rounding worse."""
-        tolerance = TOLERANCE * self._index.highest
-        while True:
-            found = self.find(block, k, tolerance)
-            rows, exact, error = self._index.settle(block, found.rows, found.scores, k, tolerance)
-            if error <= tolerance:
-                return found, rows, exact
-            tolerance = 4 * error
-
-    def _no_bound(self, block: Block, scored: int) -> Tensor:
-        """(b,) the largest logit that there can be, unless all items are scored."""
-        bounds = self._index.ceiling(block)
-        return bounds if scored < self._index.num_items else bounds.fill_(-torch.inf)
-
-    def _scored(self, block: Block, rows: Sequence[Tensor], bounds: Tensor) -> Found:
-        """Scores the given rows of each query."""
-        sizes = torch.tensor([len(some) for some in rows], device=bounds.device)
-        there = torch.arange(int(sizes.max()), device=bounds.device) < sizes[:, None]
-        padded = torch.zeros(there.shape, dtype=torch.int64, device=bounds.device)
-        padded[there] = torch.cat(list(rows))
-        scores = self._index.score(block, padded)
-        return Found(padded, scores.masked_fill(~there, -torch.inf), bounds)
+SEGMENT = 1 << 16  # items whose scores brute force holds at once
+SAMPLE = 1024  # items, at most a 16th of them all, that tell what share of a query's items bounds will leave out
+ENOUGH = 0.3  # the share from which on looking at a query's bounds costs less than it saves
+WORTHWHILE = 0.1  # share of a block's pairs that must be left out for a second pass over the items to pay
 
 
 class BruteForce(MixtureSearcher):
@@ -150,70 +33,109 @@ class BruteForce(MixtureSearcher):
         """See `Searcher.tiny`; the budget is all items."""
         return cls()
 
+    @property
+    def held(self) -> int:
+        """See `MixtureSearcher.held`."""
+        return SEGMENT
+
     def find(self, block: Block, k: int, tolerance: float) -> Found:
         """See `MixtureSearcher.find`."""
-        index = self._index
-        scores = torch.empty(len(block), index.num_items, device=block.rows.device)
-        for start, stop in index.chunks(block):
-            scores[:, start:stop] = index.mix(block.gate, index.logits(block, start, stop), start)
-        return Found(None, scores, scores.new_full((len(block),), -torch.inf))
+        return _everything(self._index, block, Best(k, tolerance), first=0)
+
+
+def _everything(index: MixtureIndex, block: Block, best: Best, first: int) -> Found:
+    """Evaluates every item from ``first`` on; those before are in ``best`` already."""
+    buffer = torch.empty(len(block), min(SEGMENT, index.num_items), device=block.rows.device)
+    for begin in range(first, index.num_items, SEGMENT):
+        end = min(begin + SEGMENT, index.num_items)
+        scores = buffer[:, : end - begin]
+        for start, stop in index.chunks(block, first=begin, last=end):
+            part = index.mix(block.gate, index.logits(block, start, stop), start)
+            scores[:, start - begin : stop - begin] = part
+        best.add(scores, begin)
+    no_bounds = buffer.new_full((len(block),), -torch.inf)
+    return Found(best.rows, best.scores, no_bounds, torch.full_like(block.rows, index.num_items))
 
 
 class ExactMoL(MixtureSearcher):
     """The same results as brute force, with the gate evaluated only where it can matter (RAILS Algorithm 1).
 
-    The first pass is that of `TopKGate`: the k-th of its scores is a threshold. The second one computes all logits,
-    chunk by chunk, and evaluates the gate for the items whose largest logit reaches the threshold; bounds that leave
-    out next to nothing in a chunk, for all queries, are not looked at in the next ones. The result is certified: every
-    item left out has a bound below the k-th score.
+    An item's bound is its largest logit. A sample of the items, which is evaluated whole, tells for each query what
+    share of the bounds will lie below its k-th score; where that is too little to pay, the query goes on as in brute
+    force. For the others the items of the largest mean logits come next, and then, chunk by chunk, those whose bound
+    reaches the k-th score found so far. The result is certified: every item left out has a bound below the k-th score.
 
     Args:
-        seeds: items of the first pass by mean logits.
-        average: items of the first pass by weighted logits, at least k of them in any case.
+        seeds: items of the largest mean logits that are evaluated first, at least k of them in any case.
         memory: MiB that a search may use besides the representations.
     """
 
-    def __init__(self, seeds: int = SEEDS, average: int = AVERAGE, memory: int = 64) -> None:
+    def __init__(self, seeds: int = 512, memory: int = 64) -> None:
         super().__init__(memory)
-        if min(seeds, average) < 1:
-            raise ValueError(f"seeds and average must be at least 1, got {seeds} and {average}")
-        self.seeds, self.average = seeds, average
+        if seeds < 1:
+            raise ValueError(f"seeds must be at least 1, got {seeds}")
+        self.seeds = seeds
 
     @classmethod
     def tiny(cls, stage: Any, budget: int) -> Self:
         """See `Searcher.tiny`; it scores what it has to."""
-        return cls(seeds=1, average=1)
+        return cls(seeds=1)
+
+    @property
+    def held(self) -> int:
+        """See `MixtureSearcher.held`; for queries whose bounds pay it is all items, in blocks of their own."""
+        return SEGMENT
 
     def prepare(self, watch: Stopwatch) -> None:
         """Also averages each item's components."""
         super().prepare(watch)
         with watch.step("mean components"):
-            self._by_gate = ByGate(self._index)
+            self._by_mean = ByMean(self._index)
 
     def find(self, block: Block, k: int, tolerance: float) -> Found:
         """See `MixtureSearcher.find`."""
         index = self._index
-        rows, known = self._by_gate(block, self.seeds, max(k, self.average))
-        scores = torch.full((len(block), index.num_items), -torch.inf, device=rows.device).scatter_(1, rows, known)
-        threshold = known.topk(k, dim=1).values[:, -1:] - tolerance
-        left = scores.new_full((len(block),), -torch.inf)
-        hopeless = False
-        for start, stop in index.chunks(block):
+        sample = min(SAMPLE, -(-index.num_items // 16))
+        scores = torch.empty(len(block), sample, device=block.rows.device)
+        largest_logits = torch.empty_like(scores)
+        for start, stop in index.chunks(block, last=sample):
+            logits = index.logits(block, start, stop)
+            scores[:, start:stop] = index.mix(block.gate, logits, start)
+            largest_logits[:, start:stop] = logits.amax(dim=2)
+        expected = scores.topk(-(-k * sample // index.num_items), dim=1).values[:, -1:]
+        left_out = (largest_logits < expected).float().mean(dim=1)
+        pays = left_out >= ENOUGH
+        pays &= left_out[pays].sum() >= WORTHWHILE * len(block)
+        found = []
+        if not bool(pays.all()):
+            places, best = (~pays).nonzero()[:, 0], Best(k, tolerance)
+            best.add(scores[places], 0)
+            found.append((places, _everything(index, block.take(places), best, sample)))
+        if bool(pays.any()):
+            for places in torch.split(pays.nonzero()[:, 0], index.queries_at_once(index.num_items)):
+                found.append((places, self._bounded(block.take(places), scores[places], k, tolerance)))
+        return joined(found)
+
+    def _bounded(self, block: Block, sampled: Tensor, k: int, tolerance: float) -> Found:
+        """Evaluates what bounds do not leave out; the scores of the first items are known."""
+        index, sample = self._index, sampled.shape[1]
+        rows = self._by_mean(block, min(max(k, self.seeds), index.num_items))
+        scores = sampled.new_full((len(block), index.num_items), -torch.inf).scatter_(1, rows, index.score(block, rows))
+        scores[:, :sample] = sampled
+        bounds = sampled.new_full((len(block),), -torch.inf)
+        highest = scores.topk(k, dim=1).values
+        for start, stop in index.chunks(block, first=sample):
             logits, part = index.logits(block, start, stop), scores[:, start:stop]
-            if hopeless:
-                part.copy_(index.mix(block.gate, logits, start))
-                continue
-            bounds = logits.amax(dim=2) + index.rounding
-            there = bounds >= threshold
-            dense = (there.sum(dim=1) > DENSE * (stop - start)).nonzero()[:, 0]
-            hopeless = len(dense) == len(block)
-            if len(dense):
-                gate = None if block.gate is None else block.gate[dense]
-                part[dense] = index.mix(gate, logits[dense], start)
-                there[dense] = False
-            part[there] = index.mix_some(block, logits, start, there)
-            left = torch.maximum(left, bounds.masked_fill(~part.isneginf(), -torch.inf).amax(dim=1))
-        return Found(None, scores, left)
+            reach = logits.amax(dim=2) + index.rounding
+            there = (reach >= highest[:, -1:] - tolerance) & part.isneginf()
+            fresh = torch.full_like(part, -torch.inf)
+            fresh[there] = index.mix_some(block, logits, start, there)
+            part.copy_(torch.maximum(part, fresh))
+            bounds = torch.maximum(bounds, reach.masked_fill(~part.isneginf(), -torch.inf).amax(dim=1))
+            highest = torch.cat([highest, fresh], dim=1).topk(k, dim=1).values
+        best = Best(k, tolerance)
+        best.add(scores, 0)
+        return Found(best.rows, best.scores, bounds, (scores > -torch.inf).sum(dim=1))
 
 
 class TopKPerEmbd(MixtureSearcher):
@@ -325,7 +247,8 @@ class TopKGate(MixtureSearcher):
     def find(self, block: Block, k: int, tolerance: float) -> Found:
         """See `MixtureSearcher.find`."""
         rows, scores = self._by_gate(block, self.seeds, self.average)
-        return Found(rows, scores, self._no_bound(block, rows.shape[1]))
+        calls = torch.full_like(block.rows, rows.shape[1])
+        return Found(rows, scores, self._no_bound(block, rows.shape[1]), calls)
 
 
 class CombTopK(MixtureSearcher):

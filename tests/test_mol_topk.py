@@ -16,16 +16,15 @@ from qdrant_client.models import PointIdsList
 from datamodules.records import Collection, Item, Query
 from datamodules.reps import Reps
 from models.mixture import MixtureConfig, MoLHead
-from retrieval import mol_index, vector_database
+from retrieval import mol_index, mol_topk, vector_database
 from retrieval.ann import HNSW, Flat, IndexKind
 from retrieval.evaluation import evaluate
-from retrieval.mol_index import largest
+from retrieval.mol_index import MixtureIndex, largest, reaching
+from retrieval.mol_searcher import Best, BoundedRanking, MixtureSearcher
 from retrieval.mol_topk import (
-    BoundedRanking,
     BruteForce,
     CombTopK,
     ExactMoL,
-    MixtureSearcher,
     TopKAvg,
     TopKGate,
     TopKPerEmbd,
@@ -129,6 +128,7 @@ def run(searcher: MixtureSearcher, task: SearchTask, k: int) -> BoundedRanking:
 def chunk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     monkeypatch.setattr(mol_index, "CHUNK", request.param)
     monkeypatch.setattr(mol_index, "QUERIES", 2)
+    monkeypatch.setattr(mol_topk, "SEGMENT", 4 * request.param)
     return int(request.param)
 
 
@@ -151,7 +151,8 @@ def test_exact_is_brute_force_and_certified(data: st.DataObject) -> None:
     rows, scores = expected(formula(task), k)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mol_index, "CHUNK", draw(st.sampled_from([2, 7, 2048]), "chunk"))
-        for searcher in (BruteForce(), ExactMoL(1, 1), ExactMoL()):
+        patch.setattr(mol_topk, "SEGMENT", draw(st.sampled_from([1, 11, 2048]), "segment"))
+        for searcher in (BruteForce(), ExactMoL(1), ExactMoL()):
             found = run(searcher, task, k)
             np.testing.assert_array_equal(found.items, rows)
             np.testing.assert_array_equal(found.scores, scores)
@@ -160,20 +161,40 @@ def test_exact_is_brute_force_and_certified(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("vectors", [True, False])
-def test_the_certificate_is_true(chunk: int, vectors: bool) -> None:
+def test_the_certificate_is_true(chunk: int, vectors: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A certificate nobody checks: the bound must hold for every item left out, and items must have been left out."""
     task = problem(3, 5, 200, (1, 2, 4), 2.0, vectors)
     scores = formula(task)
-    searcher = ExactMoL(5, 5)
-    ranking = run(searcher, task, 5)
+    evaluated: list[NDArray[np.int64]] = []
+    add = Best.add
+
+    def seen(self: Best, found: torch.Tensor, first: int) -> None:
+        evaluated.extend(np.flatnonzero(row) for row in found.isfinite().numpy())
+        add(self, found, first)
+
+    monkeypatch.setattr(Best, "add", seen)
+    ranking = run(ExactMoL(5), task, 5)
     np.testing.assert_array_equal(ranking.items, expected(scores, 5)[0])
     assert ranking.certified.all() and (ranking.calls < 200).all()
-    with torch.inference_mode():
-        founds = [searcher.find(block, 5, 1e-5) for block in searcher._index.blocks(task.query_rows)]
-    evaluated = [np.flatnonzero(np.isfinite(row)) for found in founds for row in found.scores.numpy()]
     for row, rows in enumerate(evaluated):
         assert len(rows) == ranking.calls[row]
         assert np.delete(scores[row], rows).max() <= ranking.bounds[row] < ranking.scores[row, -1]
+
+
+def test_each_query_is_bounded_only_where_that_pays(chunk: int) -> None:
+    """Exact search that looks at bounds which leave out nothing; one block holds queries of both kinds."""
+    task = problem(4, 8, 300, (2, 2, 4), 0.3)
+    index = MixtureIndex(task, 1 << 20)
+    with torch.inference_mode():
+        largest_logits = np.concatenate([index.logits(b, 0, 300).amax(2) for b in index.blocks(np.arange(8), 300)])
+    scores, ranking = formula(task), run(ExactMoL(1), task, 5)
+    sample = slice(0, 19)  # a 16th; its best item stands for the 5th of all
+    below = (largest_logits[:, sample] < scores[:, sample].max(axis=1, keepdims=True)).mean(axis=1)
+    bounded = ranking.calls < 300
+    assert bounded.any() and not bounded.all()
+    assert bounded.tolist() == (below >= 0.3).tolist()
+    np.testing.assert_array_equal(ranking.items, expected(scores, 5)[0])
+    assert np.isneginf(ranking.bounds[~bounded]).all()
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -247,6 +268,19 @@ def test_largest_breaks_ties_by_column(seed: int, k: int, number: int, values: i
     scores = np.random.default_rng(seed).integers(0, values, (5, number)).astype(np.float32)
     plain = np.sort(np.argsort(-scores, axis=1, kind="stable")[:, :k], axis=1)
     np.testing.assert_array_equal(largest(torch.from_numpy(scores), k).numpy(), plain)
+
+
+@given(st.integers(0, 99), st.sampled_from([9, 64, 333]), st.sampled_from([4, 4000]))
+def test_reaching_finds_all(seed: int, number: int, values: int) -> None:
+    """A score in the rest behind the last whole group, or one that equals the threshold, taken or left out wrongly."""
+    rng = np.random.default_rng(seed)
+    scores = rng.integers(0, values, (5, number)).astype(np.float32)
+    thresholds = rng.integers(values // 2, values, (5, 1)).astype(np.float32)
+    found, columns = reaching(torch.from_numpy(scores), torch.from_numpy(thresholds))
+    for row, some, places in zip(range(5), found.numpy(), columns.numpy(), strict=True):
+        there = np.isfinite(some)
+        assert places[there].tolist() == np.flatnonzero(scores[row] >= thresholds[row]).tolist()
+        np.testing.assert_array_equal(some[there], scores[row, places[there]])
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -341,7 +375,7 @@ def test_a_database_is_filled_once() -> None:
 def test_metrics_say_certificate_gap_and_share_of_gates() -> None:
     """Without them a run of a heuristic looks like an exact one."""
     task = problem(3, 5, 200, (1, 2, 4), 2.0)
-    for searcher in (ExactMoL(1, 1), TopKAvg(9)):
+    for searcher in (ExactMoL(1), TopKAvg(9)):
         ranking = run(searcher, task, 5)
         notes = evaluate(task, searcher, 5, ["R@5"]).summary["notes"]
         assert notes["certified"]["mean"] == ranking.certified.mean()
