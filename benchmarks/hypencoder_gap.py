@@ -82,7 +82,7 @@ def main() -> None:
     cells = [f"{value:.3f}" for value in np.concatenate(list(begun.values()), axis=2).mean(axis=2).ravel()]
     print(f"| where both begin | | {len(begun)} | {' | '.join(cells)} |")
     for (rate, depth), same in sorted(found.items()):
-        own, base = np.concatenate(same, axis=2), found.get((rate, 0), same)
+        own, base = np.concatenate(same, axis=2), found.get((rate, 0), [])
         cells = [f"{value:.3f}" for value in own.mean(axis=2).ravel()]
         if depth and len(base) == len(same):
             differences = (own - np.concatenate(base, axis=2)).reshape(4, -1)
