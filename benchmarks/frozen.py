@@ -19,7 +19,7 @@ from models.similarity import LearnedSimilarity
 from retrieval.ann import Flat
 from retrieval.encode import encode_items, encode_queries
 from retrieval.first_stage import FirstStage
-from retrieval.store import RepresentationStore
+from retrieval.store import RepresentationStore, records_sha256
 
 DE = "checkpoints/wordnet-de"
 KEPT = Path("out/frozen")
@@ -76,9 +76,7 @@ class FrozenEncoder:
         return ids
 
     def _place(self, records: Sequence[Any], kind: str = "") -> Path:
-        sha256 = self.model.weights_sha256
-        name = str(RepresentationStore(self.folder, records, sha256).identity["records"])
-        return self.folder / f"{sha256[:8]}-{name[:16]}{kind}"
+        return self.folder / f"{self.model.weights_sha256[:8]}-{records_sha256(records)[:16]}{kind}"
 
 
 class Nearest(FirstStage):

@@ -246,7 +246,7 @@ def table(tested: Sequence[str]) -> None:
     for data, names in (shown | {name: [name] for name in ("cranfield", "vaswani")}).items():
         of: dict[tuple[int, float, int], list[dict[str, Any]]] = {}
         for run in (run for run in runs if set(names) <= set(run)):
-            of.setdefault((run["steps"], run.get("encoder_lr", 0.0), run["depth"]), []).append(run)
+            of.setdefault((run["steps"], run["encoder_lr"], run["depth"]), []).append(run)
         columns = "student", "steps", "encoder's rate", "seeds", *METRICS
         print(f"\n**{data}**\n\n| {' | '.join(columns)} |\n{'|---' * len(columns)}|")
         for (steps, rate, depth), same in sorted(of.items()):

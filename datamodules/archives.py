@@ -40,23 +40,32 @@ def unpacked(archive: Path) -> Path:
         with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
             whole = Path(scratch) / "whole"
             whole.mkdir()
-            try:
-                (_unzip if archive.suffix == ".zip" else untar)(archive, whole)
-            except (
-                zipfile.BadZipFile,
-                tarfile.TarError,
-                EOFError,
-                OSError,
-                RuntimeError,
-                NotImplementedError,
-                IndexError,  # zipfile: of a name that begins with a zero
-                UnicodeError,
-                zlib.error,
-            ) as error:
-                raise ValueError(f"{archive}: cannot be unpacked ({error}); fetch it again") from error
+            unpack(archive, whole)
             whole.replace(folder)
     inside = list(folder.iterdir())
     return inside[0] if len(inside) == 1 and inside[0].is_dir() else folder
+
+
+def unpack(archive: Path, folder: Path) -> None:
+    """Writes an archive's files, without owners and modes, into a folder.
+
+    Raises:
+        ValueError: see `unpacked`.
+    """
+    try:
+        (_unzip if archive.suffix == ".zip" else _untar)(archive, folder)
+    except (
+        zipfile.BadZipFile,
+        tarfile.TarError,
+        EOFError,
+        OSError,
+        RuntimeError,
+        NotImplementedError,
+        IndexError,  # zipfile: of a name that begins with a zero
+        UnicodeError,
+        zlib.error,
+    ) as error:
+        raise ValueError(f"{archive}: cannot be unpacked ({error}); fetch it again") from error
 
 
 def _unzip(archive: Path, folder: Path) -> None:
@@ -88,30 +97,20 @@ class _Pieces(io.RawIOBase):
         return self._file.read(size)
 
 
-def untar(archive: Path, folder: Path) -> None:
-    """Unpacks a .tar, .tar.gz or .tgz: its files alone, without owners and modes.
-
-    Raises:
-        ValueError: it holds a name that leads outside, a link, or more than it may.
-        tarfile.TarError, OSError, EOFError, zlib.error: it is damaged.
-    """
+def _untar(archive: Path, folder: Path) -> None:
     opened: Any = Path.open if archive.suffix == ".tar" else gzip.open
     with opened(archive, "rb") as file, tarfile.open(fileobj=_Pieces(file), mode="r:") as found:
-        total, entries = 0, []
+        total = 0
         for count, entry in enumerate(found, start=1):
             if not (entry.isfile() or entry.isdir()):
                 raise ValueError(f"{archive}: {entry.name!r} is a link or a device; the archive is refused")
             _check_name(archive, entry.name)
             total += abs(entry.size)  # a note may say that it is negative
             _check_size(archive, count, total)  # while it is read, so that an endless one is not read to its end
-            if entry.isfile():
-                entries.append(entry)
-        # Not extractall: its filters are not in every Python 3.11.
-        for entry in entries:
-            source = found.extractfile(entry)
-            assert source is not None
-            with source:
-                _write(source, folder / entry.name)
+        for entry in found:  # not extractall: its filters are not in every Python 3.11
+            if source := found.extractfile(entry):  # none of a folder
+                with source:
+                    _write(source, folder / entry.name)
 
 
 def _write(source: IO[bytes], place: Path) -> None:

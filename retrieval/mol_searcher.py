@@ -69,19 +69,20 @@ class Best:
     """The items near or above each query's k-th score, as the items go by.
 
     Args:
+        block: of b queries.
         k: how many are wanted.
         tolerance: how far a score may be off.
 
     Attributes:
-        rows: (b, m) items; set by the first `add`.
+        rows: (b, m) items.
         scores: (b, m) theirs; -inf for none.
     """
 
-    rows: Tensor
-    scores: Tensor
-
-    def __init__(self, k: int, tolerance: float) -> None:
+    def __init__(self, block: Block, k: int, tolerance: float) -> None:
         self.k, self.tolerance = k, tolerance
+        self.rows = block.rows.new_empty(len(block), 0)
+        self.scores = block.components.new_empty(len(block), 0)
+        self._kth = block.components.new_full((len(block), 1), -torch.inf)
 
     def add(self, scores: Tensor, first: int) -> None:
         """Takes the scores (b, C) of the items from ``first`` on.
@@ -90,10 +91,6 @@ class Best:
             FloatingPointError: a score is not finite.
         """
         check_finite(scores)
-        if not hasattr(self, "rows"):
-            self._kth = scores.new_full((len(scores), 1), -torch.inf)
-            self.scores = scores.new_empty(len(scores), 0)
-            self.rows = torch.empty(self.scores.shape, dtype=torch.int64, device=scores.device)
         if scores.shape[1] >= self.k:
             self._kth = torch.maximum(self._kth, kth_largest(scores, self.k))
         found, columns = reaching(scores, self._kth - 2 * self.tolerance)

@@ -40,7 +40,7 @@ class BruteForce(MixtureSearcher):
 
     def find(self, block: Block, k: int, tolerance: float) -> Found:
         """See `MixtureSearcher.find`."""
-        return _everything(self._index, block, Best(k, tolerance), first=0)
+        return _everything(self._index, block, Best(block, k, tolerance), first=0)
 
 
 def _everything(index: MixtureIndex, block: Block, best: Best, first: int) -> Found:
@@ -108,9 +108,11 @@ class ExactMoL(MixtureSearcher):
         pays &= left_out[pays].sum() >= WORTHWHILE * len(block)
         found = []
         if not bool(pays.all()):
-            places, best = (~pays).nonzero()[:, 0], Best(k, tolerance)
+            places = (~pays).nonzero()[:, 0]
+            others = block.take(places)
+            best = Best(others, k, tolerance)
             best.add(scores[places], 0)
-            found.append((places, _everything(index, block.take(places), best, sample)))
+            found.append((places, _everything(index, others, best, sample)))
         if bool(pays.any()):
             for places in torch.split(pays.nonzero()[:, 0], index.queries_at_once(index.num_items)):
                 found.append((places, self._bounded(block.take(places), scores[places], k, tolerance)))
@@ -133,7 +135,7 @@ class ExactMoL(MixtureSearcher):
             part.copy_(torch.maximum(part, fresh))
             bounds = torch.maximum(bounds, reach.masked_fill(~part.isneginf(), -torch.inf).amax(dim=1))
             highest = torch.cat([highest, fresh], dim=1).topk(k, dim=1).values
-        best = Best(k, tolerance)
+        best = Best(block, k, tolerance)
         best.add(scores, 0)
         return Found(best.rows, best.scores, bounds, (scores > -torch.inf).sum(dim=1))
 

@@ -21,6 +21,14 @@ from retrieval.progress import progress
 Encode = Callable[[Sequence[Sequence[Any]]], Iterator[Reps]]
 
 
+def records_sha256(records: Sequence[Any]) -> str:
+    """Of all that the records say, in their order."""
+    digest = hashlib.sha256()
+    for record in records:
+        digest.update(repr(record).encode())
+    return digest.hexdigest()
+
+
 class RepresentationStore:
     """The representations of a list of records in a folder, made by one checkpoint.
 
@@ -40,10 +48,7 @@ class RepresentationStore:
         self.folder = folder
         self.records = records
         self.block = block
-        digest = hashlib.sha256()
-        for record in records:
-            digest.update(repr(record).encode())
-        self.identity = {"records": digest.hexdigest(), "checkpoint": checkpoint, "block": block}
+        self.identity = {"records": records_sha256(records), "checkpoint": checkpoint, "block": block}
 
     def build(self, encode: Encode, description: str) -> Reps:
         """Encodes what is missing and opens the store.

@@ -176,6 +176,7 @@ def test_the_certificate_is_true(chunk: int, vectors: bool, monkeypatch: pytest.
     ranking = run(ExactMoL(5), task, 5)
     np.testing.assert_array_equal(ranking.items, expected(scores, 5)[0])
     assert ranking.certified.all() and (ranking.calls < 200).all()
+    assert len(evaluated) == 5
     for row, rows in enumerate(evaluated):
         assert len(rows) == ranking.calls[row]
         assert np.delete(scores[row], rows).max() <= ranking.bounds[row] < ranking.scores[row, -1]
