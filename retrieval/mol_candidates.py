@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from retrieval.ann import IndexKind
-from retrieval.mol_index import CHUNK, Block, MixtureIndex, largest, reaching
+from retrieval.mol_index import CHUNK, Block, Largest, MixtureIndex, largest
 
 BEST = 16  # items whose gates are averaged
 SCANNED = 4  # chunks at once whose largest logits are looked for
@@ -22,6 +22,7 @@ class ByMean:
     """
 
     def __init__(self, index: MixtureIndex, ann: IndexKind | None = None) -> None:
+        self._all = index
         self._mean = torch.cat([chunk.float().mean(dim=1) for chunk in torch.split(index.items, CHUNK)])
         self._index = None if ann is None else ann.build(self._mean.cpu().numpy())
 
@@ -29,7 +30,10 @@ class ByMean:
         """(b, count) rows; ties at the edge by lower row."""
         queries = block.components.mean(dim=1)
         if self._index is None:
-            return largest(queries @ self._mean.T, count)
+            best = Largest(len(queries), count, queries.device)
+            for start, stop in self._all.ranges(len(queries)):
+                best.add(queries @ self._mean[start:stop].T, start)
+            return best.columns
         return torch.from_numpy(self._index.search(queries.cpu().numpy(), count)[0]).to(queries.device)
 
 
@@ -54,9 +58,13 @@ class ByGate:
         scores = index.score(block, first)
         best = first.gather(1, scores.topk(min(BEST, first.shape[1]), dim=1).indices)
         queries = (index.mean_gates(block, best) @ block.components).flatten(1)
-        products = torch.cat([queries @ items.float().flatten(1).T for items in torch.split(index.items, CHUNK)], dim=1)
-        products.scatter_(1, first, -torch.inf)
-        second = largest(products, min(count, index.num_items - first.shape[1]))
+        most = Largest(len(queries), min(count + first.shape[1], index.num_items), queries.device)
+        for start, stop in index.ranges(len(queries)):
+            parts = torch.split(index.items[start:stop], CHUNK)
+            most.add(torch.cat([queries @ items.float().flatten(1).T for items in parts], dim=1), start)
+        known = (most.columns[:, :, None] == first[:, None]).any(dim=2)
+        places = largest(most.values.masked_fill(known, -torch.inf), min(count, index.num_items - first.shape[1]))
+        second = most.columns.gather(1, places)
         return torch.cat([first, second], dim=1), torch.cat([scores, index.score(block, second)], dim=1)
 
 
@@ -103,22 +111,14 @@ class ByComponent:
         """(b, P, count) rows and (b,) bounds."""
         index, number = self._all, len(block)
         queries = block.components.flatten(0, 1).expand(index.item_components, -1, -1)
-        values = torch.empty(number * index.num_logits, 0, device=queries.device)
-        rows = torch.empty(number * index.num_logits, 0, dtype=torch.int64, device=queries.device)
+        best = Largest(number * index.num_logits, min(count + 1, index.num_items), queries.device)
         for start, stop in index.chunks(block, SCANNED):
             # One logit of all items side by side, as its largest values are looked for.
-            logits = torch.bmm(queries, index.items[start:stop].float().permute(1, 2, 0)).flatten(0, 1)
-            if values.shape[1] > count:
-                new, columns = reaching(logits, values.amin(dim=1, keepdim=True))
-            else:
-                columns = largest(logits, min(count + 1, stop - start))
-                new = logits.gather(1, columns)
-            values, rows = torch.cat([values, new], dim=1), torch.cat([rows, columns + start], dim=1)
-            kept = largest(values, min(count + 1, values.shape[1]))
-            values, rows = values.gather(1, kept), rows.gather(1, kept)
+            logits = torch.bmm(queries, index.items[start:stop].float().permute(1, 2, 0))
+            best.add(logits.flatten(0, 1), start)
         by_logit = (index.item_components, number, index.query_components, -1)
-        bounds = values.view(by_logit).amin(dim=3).amax(dim=(0, 2)) + index.rounding
-        rows = rows.gather(1, largest(values, min(count, index.num_items)))
+        bounds = best.values.view(by_logit).amin(dim=3).amax(dim=(0, 2)) + index.rounding
+        rows = best.columns.gather(1, largest(best.values, min(count, index.num_items)))
         return rows.view(by_logit).transpose(0, 1).flatten(1, 2), bounds
 
     def _looked_up(self, block: Block, count: int) -> tuple[Tensor, Tensor]:

@@ -26,6 +26,7 @@ CHUNK = 512  # items at once: more of them do not fit a processor's cache
 PAIRS = 4096  # pairs whose gate is evaluated at once, for the same reason
 GATHERED = 1 << 22  # bytes of gathered items at once
 QUERIES = 64  # queries at once
+SEGMENT = 1 << 16  # items whose scores are held at once, where those of all need not be
 GROUP = 32  # scores whose maximum is looked at first, where few of many are wanted
 
 
@@ -124,9 +125,9 @@ class MixtureIndex:
         self.rounding = (2 * self.num_logits + 8) * torch.finfo(torch.float32).eps * self.highest
         """What rounding can add to a sum of logits with probabilities for weights."""
 
-    def blocks(self, query_rows: Rows, held: int) -> Iterator[Block]:
-        """The queries in blocks that take no more than half of the memory with so many scores of each."""
-        for rows in torch.split(torch.from_numpy(query_rows).to(self._queries.device), self.queries_at_once(held)):
+    def blocks(self, query_rows: Rows) -> Iterator[Block]:
+        """The queries in blocks."""
+        for rows in torch.split(torch.from_numpy(query_rows).to(self._queries.device), self.queries_at_once(SEGMENT)):
             if len(rows):
                 components = self._queries[rows].float() / self.temperature
                 yield Block(components, None if self._query_gate is None else self._query_gate[rows], rows)
@@ -134,6 +135,12 @@ class MixtureIndex:
     def queries_at_once(self, held: int) -> int:
         """Queries of which so many scores take no more than half of the memory."""
         return min(QUERIES, max(1, self._memory // (8 * min(held, self.num_items))))
+
+    def ranges(self, queries: int) -> Iterator[tuple[int, int]]:
+        """Ranges of all items of which a score for each of the queries takes no more than half of the memory."""
+        size = max(1, self._memory // (8 * queries))
+        for start in range(0, self.num_items, size):
+            yield start, min(start + size, self.num_items)
 
     def chunks(
         self, block: Block, times: int = 1, first: int = 0, last: int | None = None
@@ -226,6 +233,36 @@ class MixtureIndex:
         items = near.cpu().numpy()
         order = top_order(exact, items, k)
         return np.take_along_axis(items, order, axis=1), np.take_along_axis(exact, order, axis=1), error
+
+
+class Largest:
+    """The largest of each row of scores (R, N), as their columns go by; ties go to the lower column.
+
+    Args:
+        rows: R.
+        count: how many are wanted.
+        device: of the scores.
+
+    Attributes:
+        values: (R, m), the largest so far; m is ``count`` where so many went by.
+        columns: (R, m) theirs, ascending.
+    """
+
+    def __init__(self, rows: int, count: int, device: torch.device) -> None:
+        self.count = count
+        self.values = torch.empty(rows, 0, device=device)
+        self.columns = torch.empty(rows, 0, dtype=torch.int64, device=device)
+
+    def add(self, scores: Tensor, first: int) -> None:
+        """Takes the columns (R, C) from ``first`` on, which follow those before."""
+        if self.values.shape[1] == self.count:
+            new, columns = reaching(scores, self.values.amin(dim=1, keepdim=True))
+        else:
+            columns = largest(scores, min(self.count, scores.shape[1]))
+            new = scores.gather(1, columns)
+        values, columns = torch.cat([self.values, new], 1), torch.cat([self.columns, columns + first], 1)
+        kept = largest(values, min(self.count, values.shape[1]))
+        self.values, self.columns = values.gather(1, kept), columns.gather(1, kept)
 
 
 def largest(scores: Tensor, k: int) -> Tensor:

@@ -138,11 +138,6 @@ class MixtureSearcher(Searcher):
             raise ValueError(f"k = {k} is larger than the item set of {num_items}")
         check_budget(num_items, k, num_items)
 
-    @property
-    def held(self) -> int:
-        """Scores that a search holds for a query at once."""
-        return self._index.num_items
-
     @torch.inference_mode()
     def search(self, query_rows: Rows, k: int) -> BoundedRanking:
         """See `Searcher.search`."""
@@ -150,7 +145,7 @@ class MixtureSearcher(Searcher):
         watch = Stopwatch()
         parts = [(np.empty((0, k), int), np.empty((0, k), np.float32), np.empty(0, int), np.empty(0, np.float32))]
         with watch.step("scoring"):
-            parts += [self._exactly(block, k) for block in self._index.blocks(query_rows, self.held)]
+            parts += [self._exactly(block, k) for block in self._index.blocks(query_rows)]
         items, scores, calls, bounds = (np.concatenate(column) for column in zip(*parts, strict=True))
         return BoundedRanking(items, scores, calls, dict(watch.seconds), bounds=bounds).noted(self._index.num_items)
 

@@ -13,13 +13,12 @@ from torch import Tensor
 
 from retrieval.ann import IndexKind
 from retrieval.mol_candidates import ByComponent, ByGate, ByMean
-from retrieval.mol_index import Block, MixtureIndex
+from retrieval.mol_index import SEGMENT, Block, MixtureIndex
 from retrieval.mol_searcher import Best, Found, MixtureSearcher, joined
 from retrieval.searcher import Stopwatch, check_budget
 
 SEEDS = 256  # items scored first, by the mean of their logits
 AVERAGE = 512  # items scored after these, by the mean of their logits with the weights that the first ones had
-SEGMENT = 1 << 16  # items whose scores brute force holds at once
 SAMPLE = 1024  # items, at most a 16th of them all, that tell what share of a query's items bounds will leave out
 ENOUGH = 0.3  # the share from which on looking at a query's bounds costs less than it saves
 WORTHWHILE = 0.1  # share of a block's pairs that must be left out for a second pass over the items to pay
@@ -32,11 +31,6 @@ class BruteForce(MixtureSearcher):
     def tiny(cls, stage: Any, budget: int) -> Self:
         """See `Searcher.tiny`; the budget is all items."""
         return cls()
-
-    @property
-    def held(self) -> int:
-        """See `MixtureSearcher.held`."""
-        return SEGMENT
 
     def find(self, block: Block, k: int, tolerance: float) -> Found:
         """See `MixtureSearcher.find`."""
@@ -81,11 +75,6 @@ class ExactMoL(MixtureSearcher):
         """See `Searcher.tiny`; it scores what it has to."""
         return cls(seeds=1)
 
-    @property
-    def held(self) -> int:
-        """See `MixtureSearcher.held`; for queries whose bounds pay it is all items, in blocks of their own."""
-        return SEGMENT
-
     def prepare(self, watch: Stopwatch) -> None:
         """Also averages each item's components."""
         super().prepare(watch)
@@ -122,10 +111,11 @@ class ExactMoL(MixtureSearcher):
         """Evaluates what bounds do not leave out; the scores of the first items are known."""
         index, sample = self._index, sampled.shape[1]
         rows = self._by_mean(block, min(max(k, self.seeds), index.num_items))
-        scores = sampled.new_full((len(block), index.num_items), -torch.inf).scatter_(1, rows, index.score(block, rows))
+        seeded = index.score(block, rows)
+        scores = sampled.new_full((len(block), index.num_items), -torch.inf).scatter_(1, rows, seeded)
         scores[:, :sample] = sampled
         bounds = sampled.new_full((len(block),), -torch.inf)
-        highest = scores.topk(k, dim=1).values
+        highest = torch.cat([sampled, seeded.masked_fill(rows < sample, -torch.inf)], dim=1).topk(k, dim=1).values
         for start, stop in index.chunks(block, first=sample):
             logits, part = index.logits(block, start, stop), scores[:, start:stop]
             reach = logits.amax(dim=2) + index.rounding

@@ -19,7 +19,7 @@ from models.mixture import MixtureConfig, MoLHead
 from retrieval import mol_index, mol_topk, vector_database
 from retrieval.ann import HNSW, Flat, IndexKind
 from retrieval.evaluation import evaluate
-from retrieval.mol_index import MixtureIndex, largest, reaching
+from retrieval.mol_index import Largest, MixtureIndex, largest, reaching
 from retrieval.mol_searcher import Best, BoundedRanking, MixtureSearcher
 from retrieval.mol_topk import (
     BruteForce,
@@ -128,7 +128,15 @@ def run(searcher: MixtureSearcher, task: SearchTask, k: int) -> BoundedRanking:
 def chunk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     monkeypatch.setattr(mol_index, "CHUNK", request.param)
     monkeypatch.setattr(mol_index, "QUERIES", 2)
-    monkeypatch.setattr(mol_topk, "SEGMENT", 4 * request.param)
+    size = 4 * request.param
+    monkeypatch.setattr(mol_topk, "SEGMENT", size)
+    monkeypatch.setattr(
+        MixtureIndex,
+        "ranges",
+        lambda index, queries: (
+            (start, min(start + size, index.num_items)) for start in range(0, index.num_items, size)
+        ),
+    )
     return int(request.param)
 
 
@@ -187,7 +195,7 @@ def test_each_query_is_bounded_only_where_that_pays(chunk: int) -> None:
     task = problem(4, 8, 300, (2, 2, 4), 0.3)
     index = MixtureIndex(task, 1 << 20)
     with torch.inference_mode():
-        largest_logits = np.concatenate([index.logits(b, 0, 300).amax(2) for b in index.blocks(np.arange(8), 300)])
+        largest_logits = np.concatenate([index.logits(b, 0, 300).amax(2) for b in index.blocks(np.arange(8))])
     scores, ranking = formula(task), run(ExactMoL(1), task, 5)
     sample = slice(0, 19)  # a 16th; its best item stands for the 5th of all
     below = (largest_logits[:, sample] < scores[:, sample].max(axis=1, keepdims=True)).mean(axis=1)
@@ -269,6 +277,12 @@ def test_largest_breaks_ties_by_column(seed: int, k: int, number: int, values: i
     scores = np.random.default_rng(seed).integers(0, values, (5, number)).astype(np.float32)
     plain = np.sort(np.argsort(-scores, axis=1, kind="stable")[:, :k], axis=1)
     np.testing.assert_array_equal(largest(torch.from_numpy(scores), k).numpy(), plain)
+    for size in (5, 64, 200):  # fewer than k at once, too
+        best = Largest(5, k, torch.device("cpu"))
+        for start in range(0, number, size):
+            best.add(torch.from_numpy(scores[:, start : start + size]), start)
+        np.testing.assert_array_equal(best.columns.numpy(), plain)
+        np.testing.assert_array_equal(best.values.numpy(), np.take_along_axis(scores, plain, axis=1))
 
 
 @given(st.integers(0, 99), st.sampled_from([9, 64, 333]), st.sampled_from([4, 4000]))
