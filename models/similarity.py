@@ -32,18 +32,23 @@ class Optimization:
         weight_decay: decoupled weight decay.
         warmup: share of all steps in which the rate rises from 0.
         schedule: what the rate does after the warm-up.
+        betas: decay of the means of gradients and of their squares. A row of an embedding table has a gradient in few
+            steps; with the second one near 1 each of these moves it far.
     """
 
     lr: float = 2e-5
     weight_decay: float = 0.01
     warmup: float = 0.05
     schedule: Literal["linear", "cosine", "constant_with_warmup"] = "linear"
+    betas: tuple[float, float] = (0.9, 0.999)
 
     def __post_init__(self) -> None:
         if not self.lr > 0:
             raise ValueError(f"optimization.lr must be positive, got {self.lr}")
         if not 0 <= self.warmup <= 1:
             raise ValueError(f"optimization.warmup is a share of all steps in [0, 1], got {self.warmup}")
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"optimization.betas are shares in [0, 1), got {list(self.betas)}")
 
 
 def plain(arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -228,7 +233,7 @@ class LearnedSimilarity(LightningModule, ABC):
     def configure_optimizers(self) -> Any:
         """AdamW over the parameter groups, with the schedule."""
         settings = self.optimization
-        optimizer = torch.optim.AdamW(self.parameter_groups(), lr=settings.lr)
+        optimizer = torch.optim.AdamW(self.parameter_groups(), lr=settings.lr, betas=settings.betas)
         steps = int(self.trainer.estimated_stepping_batches)
         scheduler = get_scheduler(settings.schedule, optimizer, int(settings.warmup * steps), steps)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 import train
 from datamodules.wordnet import find_wordnet
@@ -117,6 +118,8 @@ def test_recipe_takes_a_step_and_releases(recipe: Path, tmp_path: Path) -> None:
     """A recipe that no longer fits the code is found by the first user otherwise."""
     cli = train.main(arguments(recipe, tmp_path, on_a_small_backbone(recipe)))
     assert cli.trainer.global_step == 2
+    betas = yaml.safe_load(recipe.read_text())["model"]["init_args"]["optimization"].get("betas", [0.9, 0.999])
+    assert [list(group["betas"]) for group in cli.trainer.optimizers[0].param_groups] == [betas, betas]
     [config] = tmp_path.glob("out/**/config.json")
     assert isinstance(LearnedSimilarity.from_pretrained(config.parent), type(cli.model))
 

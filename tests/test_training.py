@@ -63,6 +63,20 @@ def test_training_lowers_the_loss_and_validates(kind: type[LearnedSimilarity], t
     assert 0 < float(fit.callback_metrics["val/mrr"]) <= 1
 
 
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"lr": 0.0}, "lr must be positive, got 0.0"),
+        ({"warmup": 1.5}, r"warmup is a share of all steps in \[0, 1\], got 1.5"),
+        ({"betas": (0.9, 1.0)}, r"betas are shares in \[0, 1\), got \[0.9, 1.0\]"),
+    ],
+)
+def test_wrong_optimization_is_refused(setting: Any, message: str) -> None:
+    """Rates and moments that train nothing, or diverge."""
+    with pytest.raises(ValueError, match=message):
+        Optimization(**setting)
+
+
 def test_validation_does_not_depend_on_the_batches(tmp_path: Path) -> None:
     """Batches differ in size by one where the queries do not divide: two queries under one number become one list."""
     model, found = CrossEncoder.tiny(), []
