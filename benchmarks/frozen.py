@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from datamodules.records import Collection, Item, Query
 from datamodules.reps import Ragged, Reps
 from models.dual_encoder import DualEncoder
-from models.pooling import each_token
+from models.pooling import each_text, each_token
 from models.similarity import LearnedSimilarity
 from retrieval.ann import Flat
 from retrieval.encode import encode_items, encode_queries
@@ -23,6 +23,12 @@ from retrieval.store import RepresentationStore, records_sha256
 
 DE = "checkpoints/wordnet-de"
 KEPT = Path("out/frozen")
+
+
+def mean_state(states: Tensor, mask: Tensor) -> Tensor:
+    """(B, h) of (B, L, h) states and their mask (B, L)."""
+    weights = mask[..., None].float()
+    return (states * weights).sum(dim=1) / weights.sum(dim=1)
 
 
 class FrozenEncoder:
@@ -69,14 +75,39 @@ class FrozenEncoder:
         assert isinstance(states, Ragged)
         return states
 
-    def ids(self, queries: Sequence[Query]) -> Ragged:
-        """Token ids of N queries, for encoders that are trained further; they are not kept."""
-        ids = self.model.collate_queries(queries)["ids"]
+    def ids(self, records: Sequence[Query] | Sequence[Item]) -> Ragged:
+        """Token ids of N queries or items, for encoders that are trained further; they are not kept."""
+        collate: Any = self.model.collate_items if isinstance(records[0], Item) else self.model.collate_queries
+        ids = collate(records)["ids"]
         assert isinstance(ids, Ragged)
         return ids
 
     def _place(self, records: Sequence[Any], kind: str = "") -> Path:
         return self.folder / f"{self.model.weights_sha256[:8]}-{records_sha256(records)[:16]}{kind}"
+
+
+class FirstAndLast(FrozenEncoder):
+    """Vectors and states of twice the width: the last layer's, and behind them those of the token embeddings.
+
+    The embeddings are computed anew: they are a table that is looked up.
+    """
+
+    def vectors(self, records: Sequence[Query] | Sequence[Item]) -> Tensor:
+        """(N, 2 h)."""
+        with torch.inference_mode():
+            ids = self.ids(records)
+            first = each_text(ids, None, lambda *text: mean_state(self._embedded(*text), text[1]), (self.width,))
+        return torch.cat([super().vectors(records), first], dim=1)
+
+    def states(self, queries: Sequence[Query]) -> Ragged:
+        """Of each token of N queries, (2 h) in half precision."""
+        last = super().states(queries)
+        with torch.inference_mode():
+            first = each_token(self.ids(queries), None, self._embedded, (self.width,))
+        return Ragged(torch.cat([last.values, first.values.half()], dim=1), last.offsets)
+
+    def _embedded(self, ids: Tensor, mask: Tensor) -> Tensor:
+        return self.model.query_encoder.lower(ids, mask, 0)
 
 
 class Nearest(FirstStage):

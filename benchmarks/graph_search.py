@@ -1,7 +1,7 @@
 """Graph search over all of WordNet with trained q-nets: recall, q-net evaluations, time, against exhaustive search.
 
-    python -m benchmarks.graph_search quality [--plot docs/graph_search.svg]
-    python -m benchmarks.graph_search time
+    python -m benchmarks.graph_search quality [--wide] [--plot docs/graph_search.svg]
+    python -m benchmarks.graph_search time [--wide]
     python -m benchmarks.graph_search floor [--width 768 --depth 6]
 
 The items and the q-nets are those of benchmarks.graph_search_data; vectors, exhaustive scores and the graph of 100
@@ -28,10 +28,9 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from torch import Tensor
 
-from benchmarks.graph_search_data import CHECKPOINT, Space
-from datamodules.hub import file_sha256
+from benchmarks.graph_search_data import Space
 from datamodules.records import Collection
-from datamodules.reps import Reps
+from datamodules.reps import Reps, take
 from datamodules.wordnet import TEST_WORLDS
 from models.hypencoder import Hypencoder
 from models.q_net import QNet, QNetConfig
@@ -47,8 +46,12 @@ from retrieval.topk import top_columns
 CACHE = Path("out/graph-search")
 DEGREE, K = 100, 100
 Make = Callable[[], Searcher]
-GRAPH = GraphConfig(DEGREE, folder=CACHE / "graph-100")
 Setting = tuple[str, Make]  # and its name
+
+
+def graph_folder(width: int) -> Path:
+    """Of the vectors of that width."""
+    return CACHE / f"graph-{width}"
 
 
 class OneNet:
@@ -65,12 +68,12 @@ class OnGraph(GraphSearch):
     """Over the first neighbours of one graph, so that degrees share it."""
 
     def __init__(self, entry: EntryPoints, degree: int, breadth: int, rounds: int, **settings: Any) -> None:
-        super().__init__(None, entry, GRAPH, breadth, rounds, **settings)
+        super().__init__(None, entry, None, breadth, rounds, **settings)
         self.degree = degree
 
     def prepare(self, watch: Stopwatch) -> None:
         vectors = own_vectors(self.task, None)
-        self._neighbors = load_graph(CACHE / "graph-100", len(vectors))[:, : self.degree]
+        self._neighbors = load_graph(graph_folder(vectors.shape[1]), len(vectors))[:, : self.degree]
         self.entry_points.index(self.task, vectors)
 
 
@@ -144,13 +147,12 @@ BUDGETS = (600, 800, 1_000, 1_300, 1_756, 2_500, 4_000, 8_000)
 
 def exhaustive(space: Space) -> NDArray[np.float32]:
     """(Q, N), kept query by query."""
-    rows = np.arange(len(space.collection.queries))
+    rows, folder = np.arange(len(space.collection.queries)), CACHE / f"scores-{space.vectors.shape[1]}"
     scorer = Scorer.from_similarity(
         OneNet(space.net), space.queries, {"vector": space.vectors}, pairs=len(space.vectors)
     )
-    weights = file_sha256(Path(CHECKPOINT) / "model.safetensors")
     return build_matrix(
-        scorer, space.collection, rows, weights, CACHE / "scores", query_block=1, item_block=len(space.vectors)
+        scorer, space.collection, rows, space.made_by, folder, query_block=1, item_block=len(space.vectors)
     ).scores
 
 
@@ -241,11 +243,12 @@ def quality(space: Space, scores: NDArray[np.float32], plot: Path | None) -> Non
     print("\n| at the recall@10 of | search | setting | evaluations | recall@10 | recall@100 | share of evaluations |")
     print("\n".join(["|---|---|---|---|---|---|---|", *sorted(reached)]))
     if plot is not None:
-        draw(curves, len(known.held_out), scores.shape[1], plot)
+        draw(curves, len(known.held_out), space, plot)
 
 
-def draw(curves: dict[str, list[Point]], queries: int, items: int, plot: Path) -> None:
+def draw(curves: dict[str, list[Point]], queries: int, space: Space, plot: Path) -> None:
     """Recall by evaluations."""
+    items = len(space.vectors)
     figure = Figure(figsize=(10, 5.2), layout="constrained")
     panels = figure.subplots(1, 2, sharey=True)
     for panel, (attribute, k) in zip(panels, (("recall", 10), ("recall_100", 100)), strict=True):
@@ -258,22 +261,10 @@ def draw(curves: dict[str, list[Point]], queries: int, items: int, plot: Path) -
         panel.grid(alpha=0.3)
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=8)
     figure.suptitle(
-        f"Recall against exhaustive search: {queries} held-out queries, {items:,} items, 2 x 384 q-nets", fontsize=11
+        f"Recall against exhaustive search: {queries} held-out queries, {items:,} items, {space.sizes} q-nets",
+        fontsize=11,
     )
     figure.savefig(plot, metadata={"Date": None})
-
-
-def paper_sized(space: Space) -> tuple[QNet, Reps]:
-    """Random q-nets of 6 x 768 for 768-wide items, each vector twice: neighbours stay neighbours. For times only."""
-    space.vectors = torch.cat([space.vectors, space.vectors], dim=1)
-    width, size = space.vectors.shape[1], len(space.collection.queries)
-    net = QNet(QNetConfig((width,) * 6), width).eval()
-    torch.manual_seed(0)
-    few = {
-        name: torch.randn(8, *shape) / width**0.5 if name.startswith("weight") else torch.zeros(8, *shape)
-        for name, shape in zip(net.names, net.shapes, strict=True)
-    }
-    return net, {name: part.repeat(-(-size // 8), 1, 1)[:size] for name, part in few.items()}
 
 
 class Watched:
@@ -291,23 +282,24 @@ class Watched:
         return scores
 
 
-def timed(space: Space, net: QNet, queries: Reps, singles: int, batch: int) -> None:
+def timed(space: Space, singles: int, batch: int) -> None:
     """Milliseconds a query, one by one (median) and as a batch, and what part of the batch's time is not the q-net's.
 
     Of that part, the searcher's own steps are named apart; the rest gathers vectors and keeps account of scores.
     """
     columns = "search", "evaluations a query", "ms, single", f"ms, {batch} at once", "outside the q-net", "own steps"
-    print(f"{len(net.residuals)} x {space.vectors.shape[1]}\n\n| {' | '.join(columns)} |\n|---|---|---|---|---|---|")
-    watched = Watched(net)
+    print(f"{space.sizes}\n\n| {' | '.join(columns)} |\n|---|---|---|---|---|---|")
+    watched = Watched(space.net)
     items: Reps = {"vector": space.vectors}
-    one = {name: part[:1] for name, part in queries.items()}
-    with torch.inference_mode():
+    each = []
+    for size in (1, batch):
+        asked = take(space.queries, torch.arange(size))
         began = time.perf_counter()
-        OneNet(net).score(one, items).topk(K)
-        print(
-            f"| exhaustive | {len(space.vectors):,} | {1000 * (time.perf_counter() - began):,.1f} | | | |", flush=True
-        )
-    scorer = Scorer.from_similarity(OneNet(net), queries, items)
+        with torch.inference_mode():
+            OneNet(space.net).score(asked, items).topk(K)
+        each.append(f"{1000 * (time.perf_counter() - began) / size:,.1f}")
+    print(f"| exhaustive | {len(space.vectors):,} | {' | '.join(each)} | | |", flush=True)
+    scorer = Scorer.from_similarity(OneNet(space.net), space.queries, items)
     task = SearchTask(space.collection, scorer, np.arange(len(space.collection.queries)), np.arange(0))
     for name, make in TIMED.items():
         searcher = make()
@@ -367,20 +359,22 @@ def main() -> None:
     parser.add_argument("command", choices=["quality", "time", "floor"])
     parser.add_argument("--queries", type=int, default=32, help="of each test world; half of them choose the settings")
     parser.add_argument("--plot", type=Path, default=None)
-    parser.add_argument("--width", type=int, default=384)
-    parser.add_argument("--depth", type=int, default=2)
-    parser.add_argument("--items", type=int, default=8_192)
+    parser.add_argument("--wide", action="store_true", help="6 x 768 q-nets and vectors instead of 2 x 384")
+    parser.add_argument("--singles", type=int, default=8, help="queries timed one by one")
+    parser.add_argument("--batch", type=int, default=32, help="queries timed together")
+    parser.add_argument("--width", type=int, default=384, help="of the floor")
+    parser.add_argument("--depth", type=int, default=2, help="of the floor")
+    parser.add_argument("--items", type=int, default=8_192, help="of the floor")
     options = parser.parse_args()
     if options.command == "floor":
         floor(options.width, options.depth, options.items)
         return
-    space = Space.of_wordnet(options.queries)
-    build_graph(space.vectors.numpy(), GRAPH)
+    space = Space.of_wordnet(options.queries, options.wide)
+    build_graph(space.vectors.numpy(), GraphConfig(DEGREE, folder=graph_folder(space.vectors.shape[1])))
     if options.command == "quality":
         quality(space, exhaustive(space), options.plot)
     else:
-        timed(space, space.net, space.queries, singles=8, batch=32)
-        timed(space, *paper_sized(space), singles=2, batch=8)
+        timed(space, options.singles, options.batch)
 
 
 if __name__ == "__main__":

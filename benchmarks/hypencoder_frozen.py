@@ -4,14 +4,15 @@
     python -m benchmarks.hypencoder_frozen teach --queries 60
     python -m benchmarks.hypencoder_frozen train --depth 2 --seed 1 [--save checkpoints/wordnet-hypencoder]
     python -m benchmarks.hypencoder_frozen train --depth 2 --seed 1 --encoder_lr 1e-4
-    python -m benchmarks.hypencoder_frozen table
+    python -m benchmarks.hypencoder_frozen train --depth 6 --seed 1 --wide
+    python -m benchmarks.hypencoder_frozen table [--wide]
 
 The backbone is wordnet-de's, whose item vectors (mean over the tokens, not normalised) and query token states are
 computed once and kept (`benchmarks.frozen`). Both students begin with its scores. Hypencoder trains its hyperhead
 alone, BE-Base (``--depth 0``) a linear map of each side's mean vector. Both see the same batches, teacher scores and
 steps; in training items are shown without titles. With ``--encoder_lr`` the adapters of the query encoder are trained
-as well, for both alike; the items' vectors stay. A student's weights are kept: other ``--tested`` worlds cost no
-training.
+as well, for both alike; the items' vectors stay. With ``--wide`` states and vectors are 768 wide, those of the token
+embeddings beside the last layer's. A student's weights are kept: other ``--tested`` worlds cost no training.
 With MALLOC_MMAP_THRESHOLD_=4294967296 MALLOC_TRIM_THRESHOLD_=17179869184 glibc keeps its memory, and steps take two
 thirds of the time.
 """
@@ -36,8 +37,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import get_scheduler
 
-from benchmarks.frozen import FrozenEncoder, Nearest
-from benchmarks.hypencoder_students import mean_state, parameter_groups, untrained_student
+from benchmarks.frozen import FirstAndLast, FrozenEncoder, Nearest, mean_state
+from benchmarks.hypencoder_students import parameter_groups, untrained_student, untrained_wide
 from datamodules.beir import load_beir
 from datamodules.distillation import read_lessons
 from datamodules.records import Collection, Query
@@ -204,16 +205,30 @@ def teach(queries: int) -> None:
         write_lessons(teacher, collection.sample(queries), nearest, LESSONS, HARD, RANDOM, seed=0)
 
 
+def student_file(depth: int, seed: int, steps: int = STEPS, encoder_lr: float = 0.0, wide: bool = False) -> Path:
+    """Where a student's metrics are kept; its weights lie beside it (.safetensors)."""
+    name = f"depth-{depth}-seed-{seed}-steps-{steps}" + (f"-encoder-{encoder_lr:g}" if encoder_lr else "")
+    return students(wide) / f"{name}.json"
+
+
+def students(wide: bool) -> Path:
+    """The folder of all of one width."""
+    return OUT / ("students-wide" if wide else "students")
+
+
 def train(options: argparse.Namespace) -> None:
     """Trains a student and evaluates it where it was not yet: a JSON file keeps what was found, another its weights."""
     depth, seed = options.depth, options.seed
-    name = f"depth-{depth}-seed-{seed}-steps-{options.steps}"
-    name += f"-encoder-{options.encoder_lr:g}" if options.encoder_lr else ""
-    path, weights = OUT / "students" / f"{name}.json", OUT / "students" / f"{name}.safetensors"
+    path = student_file(depth, seed, options.steps, options.encoder_lr, options.wide)
+    weights = path.with_suffix(".safetensors")
     path.parent.mkdir(parents=True, exist_ok=True)
-    frozen = FrozenEncoder()
+    hypencoder = None
+    if options.wide:
+        frozen, student = FirstAndLast(), untrained_wide(depth, seed)
+    else:
+        frozen = FrozenEncoder()
+        student, hypencoder = untrained_student(depth, seed, options.encoder_lr > 0)
     read: Read = frozen.ids if options.encoder_lr else frozen.states
-    student, hypencoder = untrained_student(depth, seed, options.encoder_lr > 0)
     own = {name: value for name, value in student.named_parameters() if value.requires_grad}
     if weights.exists():
         student.load_state_dict(load_file(weights), strict=False)
@@ -238,9 +253,9 @@ def train(options: argparse.Namespace) -> None:
         print(name, {metric: round(float(np.mean(v)), 3) for metric, v in result[name].items()}, flush=True)
 
 
-def table(tested: Sequence[str]) -> None:
+def table(tested: Sequence[str], wide: bool) -> None:
     """Markdown: a student's means over seeds and queries, and differences to BE-Base with intervals over queries."""
-    runs = [json.loads(path.read_text()) for path in sorted((OUT / "students").glob("*.json"))]
+    runs = [json.loads(path.read_text()) for path in sorted(students(wide).glob("*.json"))]
     shown = {"in domain": [f"{world} in domain" for world in IN_DOMAIN]}
     shown |= {kind: [f"{world} {kind}" for world in tested] for kind in ("without titles", "with titles")}
     for data, names in (shown | {name: [name] for name in ("cranfield", "vaswani")}).items():
@@ -281,12 +296,15 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--lr", type=float, default=LR)
     parser.add_argument("--encoder_lr", type=float, default=0.0, help="of the query encoder; 0: it is frozen")
+    parser.add_argument("--wide", action="store_true", help="768 instead of 384")
     parser.add_argument("--queries", type=int, default=60, help="lessons of each world")
     parser.add_argument("--tested", nargs="+", default=TEST_WORLDS, help="worlds; the dev worlds chose the settings")
     parser.add_argument("--save", type=Path, help="folder of a checkpoint")
     options = parser.parse_args()
-    if options.save is not None and (options.depth == 0 or options.encoder_lr):
-        parser.error("--save writes a Hypencoder on the frozen encoder: give it neither --depth 0 nor --encoder_lr")
+    if options.wide and options.encoder_lr:
+        parser.error("--wide needs a frozen encoder: give no --encoder_lr")
+    if options.save is not None and (options.depth == 0 or options.encoder_lr or options.wide):
+        parser.error("--save writes a Hypencoder on the frozen encoder: no --depth 0, --encoder_lr or --wide with it")
     transformers.utils.logging.disable_progress_bar()
     if options.command == "cache":
         frozen = FrozenEncoder()
@@ -299,7 +317,7 @@ def main() -> None:
     elif options.command == "train":
         train(options)
     else:
-        table(options.tested)
+        table(options.tested, options.wide)
 
 
 if __name__ == "__main__":

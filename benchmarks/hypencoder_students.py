@@ -8,13 +8,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.frozen import DE
+from benchmarks.frozen import DE, mean_state
 from datamodules.reps import Reps
 from models.backbone import BackboneConfig, Encoder, LoRA
 from models.dual_encoder import DualEncoder
 from models.hypencoder import Hypencoder
+from models.hyperhead import Hyperhead
 from models.packing import buckets
-from models.q_net import QNetConfig
+from models.q_net import QNet, QNetConfig
 from models.tokens import TokenConfig
 
 WIDTH = 384
@@ -25,12 +26,6 @@ AT_ONCE = 256
 """Tokens that go through the encoder at once: a batch's queries are short, and padded to few lengths."""
 SLOWER = 0.05
 """Of the learning rate, for a hyperhead's projections and bases."""
-
-
-def mean_state(states: Tensor, mask: Tensor) -> Tensor:
-    """(B, h) of (B, L, h) states and their mask (B, L)."""
-    weights = mask[..., None].float()
-    return (states * weights).sum(dim=1) / weights.sum(dim=1)
 
 
 class BEBase(nn.Module):
@@ -60,9 +55,9 @@ class Frozen(nn.Module):
     to them meets projected vectors instead.
     """
 
-    def __init__(self, model: Hypencoder) -> None:
+    def __init__(self, hyperhead: Hyperhead, q_net: QNet) -> None:
         super().__init__()
-        self.hyperhead, self.q_net = model.hyperhead, model.q_net
+        self.hyperhead, self.q_net = hyperhead, q_net
 
     def forward(self, states: Tensor, mask: Tensor, vectors: Tensor) -> Tensor:
         """(B, K) scores of (B, L, h) states and (B, K, h) vectors."""
@@ -110,8 +105,26 @@ class Encoded(nn.Module):
 def untrained(depth: int, seed: int) -> Hypencoder:
     """A Hypencoder with wordnet-de's encoder and scores."""
     torch.manual_seed(seed)
-    q_net = QNetConfig((WIDTH,) * depth, norm="after_residual", residual_on_last=True)
+    q_net = _q_net(depth, WIDTH)
     return Hypencoder(ENCODER, TOKENS, pooling="mean", q_net=q_net, scale="released", cosine=COSINE).eval()
+
+
+def untrained_wide(depth: int, seed: int) -> nn.Module:
+    """A student as it begins on the states and vectors of `FirstAndLast`, with their cosines as scores.
+
+    Depth 0 is BE-Base.
+    """
+    torch.manual_seed(seed)
+    if depth == 0:
+        return BEBase(2 * WIDTH)
+    q_net = QNet(_q_net(depth, 2 * WIDTH), 2 * WIDTH)
+    hyperhead = Hyperhead(2 * WIDTH, q_net.shapes, depth + 1, "released")
+    hyperhead.begin_as_cosine(COSINE)
+    return Frozen(hyperhead, q_net)
+
+
+def _q_net(depth: int, width: int) -> QNetConfig:
+    return QNetConfig((width,) * depth, norm="after_residual", residual_on_last=True)
 
 
 def untrained_student(depth: int, seed: int, encoded: bool) -> tuple[nn.Module, Hypencoder | None]:
@@ -120,7 +133,7 @@ def untrained_student(depth: int, seed: int, encoded: bool) -> tuple[nn.Module, 
     Depth 0 is BE-Base.
     """
     hypencoder = untrained(depth, seed) if depth else None
-    student: nn.Module = BEBase(WIDTH) if hypencoder is None else Frozen(hypencoder)
+    student: nn.Module = BEBase(WIDTH) if hypencoder is None else Frozen(hypencoder.hyperhead, hypencoder.q_net)
     return (Encoded(DualEncoder(ENCODER, TOKENS).query_encoder.eval(), student) if encoded else student), hypencoder
 
 

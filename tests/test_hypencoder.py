@@ -217,7 +217,7 @@ def test_short_lists_of_the_frozen_experiment_are_scored_alike() -> None:
     model = tiny(q_net=QNetConfig((16, 16), norm="after_residual", residual_on_last=True))
     states, vectors = torch.randn(2, 5, 16), torch.randn(2, 20, 16)
     mask = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
-    student = Frozen(model)
+    student = Frozen(model.hyperhead, model.q_net)
     long = student(states, mask, vectors)
     assert long.std() > 0.1
     torch.testing.assert_close(student(states, mask, vectors[:, :8]), long[:, :8], **CLOSE)
@@ -230,12 +230,12 @@ def test_a_students_own_encoder_reads_queries_in_their_order(monkeypatch: pytest
     ids, mask = model.collate_queries(QUERIES)["ids"].pad()
     vectors = torch.randn(len(QUERIES), 4, 16)
     one_by_one = [
-        Frozen(model)(
+        Frozen(model.hyperhead, model.q_net)(
             model.query_encoder(row[real][None].long(), real[None][:, real]), real[None][:, real], items[None]
         )
         for row, real, items in zip(ids, mask, vectors, strict=True)
     ]
-    student = Encoded(model.query_encoder, Frozen(model))
+    student = Encoded(model.query_encoder, Frozen(model.hyperhead, model.q_net))
     torch.testing.assert_close(student(ids.float(), mask, vectors), torch.cat(one_by_one), **CLOSE)
 
 
