@@ -58,13 +58,14 @@ class ByGate:
         scores = index.score(block, first)
         best = first.gather(1, scores.topk(min(BEST, first.shape[1]), dim=1).indices)
         queries = (index.mean_gates(block, best) @ block.components).flatten(1)
-        most = Largest(len(queries), min(count + first.shape[1], index.num_items), queries.device)
+        most = Largest(len(queries), min(count, index.num_items - first.shape[1]), queries.device)
         for start, stop in index.ranges(len(queries)):
             parts = torch.split(index.items[start:stop], CHUNK)
-            most.add(torch.cat([queries @ items.float().flatten(1).T for items in parts], dim=1), start)
-        known = (most.columns[:, :, None] == first[:, None]).any(dim=2)
-        places = largest(most.values.masked_fill(known, -torch.inf), min(count, index.num_items - first.shape[1]))
-        second = most.columns.gather(1, places)
+            products = torch.cat([queries @ items.float().flatten(1).T for items in parts], dim=1)
+            row, place = ((first >= start) & (first < stop)).nonzero(as_tuple=True)
+            products[row, first[row, place] - start] = -torch.inf
+            most.add(products, start)
+        second = most.columns
         return torch.cat([first, second], dim=1), torch.cat([scores, index.score(block, second)], dim=1)
 
 
