@@ -56,6 +56,8 @@ class ByGate:
         index = self._all
         first = self._by_mean(block, min(seeds, index.num_items))
         scores = index.score(block, first)
+        if first.shape[1] == index.num_items:
+            return first, scores
         best = first.gather(1, scores.topk(min(BEST, first.shape[1]), dim=1).indices)
         queries = (index.mean_gates(block, best) @ block.components).flatten(1)
         most = Largest(len(queries), min(count, index.num_items - first.shape[1]), queries.device)

@@ -271,6 +271,15 @@ def test_blocks_do_not_change_results() -> None:
         np.testing.assert_array_equal(found.scores, whole.scores)
 
 
+def test_seeds_may_be_all_items(chunk: int) -> None:
+    """Nothing is left for the second pass."""
+    task = problem(1, 3, 20)
+    found, whole = run(TopKGate(20, 20), task, 5), run(BruteForce(), task, 5)
+    np.testing.assert_array_equal(found.items, whole.items)
+    np.testing.assert_array_equal(found.scores, whole.scores)
+    assert (found.calls == 20).all() and found.certified.all()
+
+
 @given(st.integers(0, 99), st.integers(1, 9), st.sampled_from([9, 333]), st.sampled_from([4, 4000]))
 def test_largest_breaks_ties_by_column(seed: int, k: int, number: int, values: int) -> None:
     """torch.topk keeps any of several equal scores, and another one on another machine."""
