@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from datamodules.records import Collection, Item, Query
 from datamodules.reps import Ragged, Reps
 from models.dual_encoder import DualEncoder
-from models.pooling import each_text, each_token
+from models.pooling import each_text, each_token, mean_state
 from models.similarity import LearnedSimilarity
 from retrieval.ann import Flat
 from retrieval.encode import encode_items, encode_queries
@@ -23,12 +23,6 @@ from retrieval.store import RepresentationStore, records_sha256
 
 DE = "checkpoints/wordnet-de"
 KEPT = Path("out/frozen")
-
-
-def mean_state(states: Tensor, mask: Tensor) -> Tensor:
-    """(B, h) of (B, L, h) states and their mask (B, L)."""
-    weights = mask[..., None].float()
-    return (states * weights).sum(dim=1) / weights.sum(dim=1)
 
 
 class FrozenEncoder:

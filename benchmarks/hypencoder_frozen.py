@@ -37,7 +37,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import get_scheduler
 
-from benchmarks.frozen import FirstAndLast, FrozenEncoder, Nearest, mean_state
+from benchmarks.frozen import FirstAndLast, FrozenEncoder, Nearest
 from benchmarks.hypencoder_students import parameter_groups, untrained_student, untrained_wide
 from datamodules.beir import load_beir
 from datamodules.distillation import read_lessons
@@ -47,6 +47,7 @@ from datamodules.wordnet import TEST_WORLDS, find_wordnet, load_wordnet
 from losses import MarginMSE, OtherPositivesCrossEntropy, SoftmaxCrossEntropy, SumOfLosses
 from losses.targets import Targets
 from models import checkpoint
+from models.pooling import mean_state
 from models.similarity import LearnedSimilarity
 from retrieval.evaluation import split_queries
 from retrieval.metrics import interval, ir_metrics

@@ -8,13 +8,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.frozen import DE, mean_state
+from benchmarks.frozen import DE
 from datamodules.reps import Reps
 from models.backbone import BackboneConfig, Encoder, LoRA
 from models.dual_encoder import DualEncoder
 from models.hypencoder import Hypencoder
 from models.hyperhead import Hyperhead
 from models.packing import buckets
+from models.pooling import mean_state
 from models.q_net import QNet, QNetConfig
 from models.tokens import TokenConfig
 

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from models.backbone import Encoder
 from models.cross_encoder import CrossEncoder
 from models.dual_encoder import DualEncoder
+from models.pooling import mean_state
 from models.similarity import LearnedSimilarity
 
 
@@ -89,8 +90,7 @@ class _Vector(nn.Module):
 
     def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
         hidden = self.encoder(ids, mask)
-        weights = mask[..., None].to(hidden.dtype)
-        vector = hidden[:, 0] if self.pooling == "cls" else (hidden * weights).sum(dim=1) / weights.sum(dim=1)
+        vector = hidden[:, 0] if self.pooling == "cls" else mean_state(hidden, mask)
         return F.normalize(vector, dim=1) if self.normalize else vector
 
 

@@ -15,6 +15,13 @@ from models.packing import buckets, token_budget
 Pooling = Literal["mean", "cls"]
 
 
+def mean_state(states: Tensor, mask: Tensor) -> Tensor:
+    """(B, h), means of states (B, L, h) over their real tokens, at which the mask (B, L) is True or 1."""
+    weights = mask[..., None].to(states.dtype)
+    mean: Tensor = (states * weights).sum(dim=1) / weights.sum(dim=1)
+    return mean
+
+
 def each_text(
     ids: Tensor | Ragged,
     tokens_per_batch: int | None,
@@ -89,9 +96,6 @@ def pooled(encoder: Encoder, ids: Tensor | Ragged, pooling: Pooling, tokens_per_
         if pooling == "cls":
             first = torch.zeros(len(padded), 1, dtype=torch.int64, device=padded.device)
             return encoder.states_at(padded, mask, first)[:, 0]
-        hidden = encoder(padded, mask)
-        weights = mask[..., None].to(hidden.dtype)
-        mean: Tensor = (hidden * weights).sum(dim=1) / weights.sum(dim=1)
-        return mean
+        return mean_state(encoder(padded, mask), mask)
 
     return each_text(ids, tokens_per_batch, read, (encoder.width,))
