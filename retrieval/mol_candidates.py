@@ -10,7 +10,7 @@ from retrieval.ann import IndexKind
 from retrieval.mol_index import CHUNK, Block, Largest, MixtureIndex, largest
 
 BEST = 16  # items whose gates are averaged
-SCANNED = 4  # chunks at once whose largest logits are looked for
+SCANNED = 2048  # items at once whose largest logits are looked for
 
 
 class ByMean:
@@ -115,7 +115,7 @@ class ByComponent:
         index, number = self._all, len(block)
         queries = block.components.flatten(0, 1).expand(index.item_components, -1, -1)
         best = Largest(number * index.num_logits, min(count + 1, index.num_items), queries.device)
-        for start, stop in index.chunks(block, SCANNED):
+        for start, stop in index.chunks(block, size=SCANNED):
             # One logit of all items side by side, as its largest values are looked for.
             logits = torch.bmm(queries, index.items[start:stop].float().permute(1, 2, 0))
             best.add(logits.flatten(0, 1), start)

@@ -22,8 +22,9 @@ from datamodules.reps import Reps
 from retrieval.scorer import Rows, Scores
 from retrieval.searcher import SearchTask, top_order
 
-CHUNK = 512  # items at once: more of them do not fit a processor's cache
+LOGITS = 1 << 18  # logits at once: more of them do not fit a processor's cache
 PAIRS = 4096  # pairs whose gate is evaluated at once, for the same reason
+CHUNK = 512  # items at once, at most
 GATHERED = 1 << 22  # bytes of gathered items at once
 QUERIES = 64  # queries at once
 SEGMENT = 1 << 16  # items whose scores are held at once, where those of all need not be
@@ -143,10 +144,12 @@ class MixtureIndex:
             yield start, min(start + size, self.num_items)
 
     def chunks(
-        self, block: Block, times: int = 1, first: int = 0, last: int | None = None
+        self, block: Block, first: int = 0, last: int | None = None, size: int | None = None
     ) -> Iterator[tuple[int, int]]:
-        """Ranges of items from ``first`` to before ``last``, ``times`` as long as usual, that fit half the memory."""
-        size = min(times * CHUNK, max(1, self._memory // (16 * len(block) * self.num_logits)))
+        """Ranges of items from ``first`` to before ``last``: of ``size``, or as suits the gate, in half the memory."""
+        each = len(block) * self.num_logits
+        size = min(CHUNK, LOGITS // each) if size is None else size
+        size = max(1, min(size, self._memory // (16 * each)))
         last = self.num_items if last is None else last
         for start in range(first, last, size):
             yield start, min(start + size, last)

@@ -16,7 +16,7 @@ from qdrant_client.models import PointIdsList
 from datamodules.records import Collection, Item, Query
 from datamodules.reps import Reps
 from models.mixture import MixtureConfig, MoLHead
-from retrieval import mol_index, mol_topk, vector_database
+from retrieval import mol_candidates, mol_index, mol_topk, vector_database
 from retrieval.ann import HNSW, Flat, IndexKind
 from retrieval.evaluation import evaluate
 from retrieval.mol_index import MixtureIndex
@@ -129,6 +129,7 @@ def chunk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> in
     monkeypatch.setattr(mol_index, "CHUNK", request.param)
     monkeypatch.setattr(mol_index, "QUERIES", 2)
     size = 4 * request.param
+    monkeypatch.setattr(mol_candidates, "SCANNED", size)
     monkeypatch.setattr(mol_topk, "SEGMENT", size)
     monkeypatch.setattr(
         MixtureIndex,
