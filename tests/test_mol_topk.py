@@ -160,6 +160,7 @@ def test_exact_is_brute_force_and_certified(data: st.DataObject) -> None:
     rows, scores = expected(formula(task), k)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mol_index, "CHUNK", draw(st.sampled_from([2, 7, 2048]), "chunk"))
+        patch.setattr(mol_index, "LOGITS", draw(st.sampled_from([1, 40, 1 << 18]), "logits at once"))
         patch.setattr(mol_topk, "SEGMENT", draw(st.sampled_from([1, 11, 2048]), "segment"))
         for searcher in (BruteForce(), ExactMoL(1), ExactMoL()):
             found = run(searcher, task, k)
