@@ -21,7 +21,7 @@ help: ## List the targets
 setup: $(INSTALLED) $(WORDNET) ## Install everything into .venv, with pinned versions, and find or fetch WordNet
 
 demo: setup ## Evaluate the released checkpoints on WordNet, train a small one, write a report
-	$(BIN)/python -m benchmarks.demo
+	$(BIN)/python -m benchmarks.wordnet.demo
 
 test: lint types imports pytest ## All checks: lint, types, import rules, tests
 
@@ -43,7 +43,7 @@ fuzz: setup ## Harm files at random for about a minute and load them
 	SIMZOO_FUZZ=400 $(BIN)/python -m pytest -q tests/test_fuzz.py
 
 zoo: setup ## Evaluate every released checkpoint on every data set at hand; write docs/zoo.md and docs/zoo.html
-	$(BIN)/python -m benchmarks.zoo
+	$(BIN)/python -m benchmarks.zoo.measure
 
 clean: ## Remove .venv, caches and out/
 	rm -rf $(VENV) out build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis *.egg-info
@@ -64,6 +64,6 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@touch $@
 
 $(WORDNET): | $(INSTALLED)
-	@$(BIN)/python -c 'from datamodules.wordnet_files import find_wordnet; print("WordNet: found in", find_wordnet())' \
-	  2>/dev/null || $(BIN)/python -m datamodules.wordnet fetch
+	@$(BIN)/python -c 'from simzoo.datamodules.readers.wordnet_files import find_wordnet; print("WordNet: found in", find_wordnet())' \
+	  2>/dev/null || $(BIN)/python -m simzoo.datamodules.readers.wordnet fetch
 	@touch $@

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+if __name__ not in ("__main__", "simzoo.evaluate"):
+    raise ImportError("evaluate is a part of simzoo: import simzoo.evaluate instead of evaluate")
+
 import importlib
 import pkgutil
 import shlex
@@ -19,25 +22,24 @@ from jsonargparse import ArgumentParser, set_parsing_settings
 from rich.console import Console
 from rich.table import Table
 
-import datamodules
-import retrieval
-from datamodules.base import RetrievalData, Split
-from datamodules.records import Collection, DataError, Query
-from models.similarity import LearnedSimilarity, fastest_device
-from retrieval import run_files
-from retrieval.card import About, write_card
-from retrieval.encode import encode_items, encode_queries
-from retrieval.evaluation import evaluate, similarity_scorer, split_queries
-from retrieval.first_stage import BM25, FirstStage
-from retrieval.metrics import chosen_metrics, recall_curve
-from retrieval.progress import plan
-from retrieval.report import Example, RunReport, write_report
-from retrieval.score_matrix import ScoreMatrix, build_matrix
-from retrieval.scorer import Scorer
-from retrieval.search_exact import Exact
-from retrieval.searcher import Searcher, SearchTask
-from retrieval.significance import compare_runs
-from retrieval.teaching import write_lessons
+from simzoo import datamodules, retrieval
+from simzoo.core.progress import plan
+from simzoo.core.records import Collection, DataError, Query
+from simzoo.datamodules.lists import RetrievalData, Split
+from simzoo.models.similarity import LearnedSimilarity, fastest_device
+from simzoo.retrieval.evaluation import evaluate, similarity_scorer, split_queries
+from simzoo.retrieval.first_stages.first_stage import BM25, FirstStage
+from simzoo.retrieval.hub.card import About, write_card
+from simzoo.retrieval.results import run_files
+from simzoo.retrieval.results.metrics import chosen_metrics, recall_curve
+from simzoo.retrieval.results.report import Example, RunReport, write_report
+from simzoo.retrieval.results.significance import compare_runs
+from simzoo.retrieval.scorer import Scorer
+from simzoo.retrieval.searcher import Searcher, SearchTask
+from simzoo.retrieval.searchers.exact import Exact
+from simzoo.retrieval.storage.encoding import encode_items, encode_queries
+from simzoo.retrieval.storage.score_matrix import ScoreMatrix, build_matrix
+from simzoo.retrieval.teaching import write_lessons
 
 
 def run(
@@ -361,7 +363,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (run, compare, search, matrix, teach
 def parser() -> ArgumentParser:
     """The command line: one subcommand a function; a misspelt option is refused by name."""
     for package in (datamodules, retrieval):  # so that their classes are known by name
-        for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             importlib.import_module(module.name)
     set_parsing_settings(docstring_parse_attribute_docstrings=True)
     described = (__doc__ or "").split("\n")[0]

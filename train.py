@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+if __name__ not in ("__main__", "simzoo.train"):
+    raise ImportError("train is a part of simzoo: import simzoo.train instead of train")
+
 import sys
 import warnings
 from pathlib import Path
@@ -11,11 +14,11 @@ from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningCLI
 
-import datamodules.sequences
-import datamodules.tasks  # noqa: F401  known by class name on the command line
-from datamodules.base import RetrievalData
-from models import checkpoint
-from models.similarity import LearnedSimilarity
+import simzoo.datamodules.next_items
+import simzoo.datamodules.sources  # noqa: F401  known by class name on the command line
+from simzoo.datamodules.lists import RetrievalData
+from simzoo.models.formats import own as checkpoint
+from simzoo.models.similarity import LearnedSimilarity
 
 
 class Release(Callback):

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from datamodules.reps import Reps
-from losses.targets import Targets
+from simzoo.core.reps import Reps
+from simzoo.core.targets import Targets
 
 
 @dataclass

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from datamodules.records import Collection
+from simzoo.core.records import Collection
 
 
 @dataclass(frozen=True)

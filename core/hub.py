@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from datamodules.archives import ARCHIVES, unpacked
+from simzoo.core.archives import ARCHIVES, unpacked
 
 MANIFEST = "manifest.json"
 INDEX = "index"
@@ -232,7 +232,7 @@ def _checked(folder: Path) -> Path:
         f"{', '.join(removed)} was removed from the cache: fetch it again; if it comes back the same, the repository "
         "itself is damaged"
         if removed
-        else "restore the file; after a change of your own, `python -m retrieval.hub verify --write` accepts it"
+        else "restore the file; after a change of your own, `simzoo hub verify --write` accepts it"
     )
     raise ValueError(f"{folder}: {'; '.join(wrong)}. {todo[0].upper()}{todo[1:]}.")
 

@@ -1,1 +1,4 @@
-"""Data: records, their readers, and the data modules that recipes name (`datamodules.tasks`)."""
+"""Data: sources of collections, the training lists made of them, and how they are loaded."""
+
+if __name__ != "simzoo.datamodules":
+    raise ImportError("datamodules is a part of simzoo: import simzoo.datamodules instead of datamodules")

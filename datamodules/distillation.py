@@ -13,11 +13,11 @@ import pyarrow.parquet as pq
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from datamodules.base import RetrievalData, Split
-from datamodules.batch import Batch
-from datamodules.json_lines import Record, read_json_lines
-from datamodules.records import Collection, DataError, Item, Query
-from losses.targets import Targets
+from simzoo.core.batch import Batch
+from simzoo.core.records import Collection, DataError, Item, Query
+from simzoo.core.targets import Targets
+from simzoo.datamodules.lists import RetrievalData, Split
+from simzoo.datamodules.readers.json_lines import Record, read_json_lines
 
 BLOCK = 1024  # rows of a Parquet file held at once
 

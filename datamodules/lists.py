@@ -13,12 +13,12 @@ from lightning import LightningDataModule
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader
 
-from datamodules.batch import Batch
-from datamodules.candidates import Candidates, check_usable, num_missed
-from datamodules.loading import CollectionBatches, Lists, ResumableLoader, only_batch
-from datamodules.records import Collection, hide_titles, sample_together
-from datamodules.reps import Reps, take
-from losses.targets import Targets
+from simzoo.core.batch import Batch
+from simzoo.core.candidates import Candidates, check_usable, num_missed
+from simzoo.core.records import Collection, hide_titles, sample_together
+from simzoo.core.reps import Reps, take
+from simzoo.core.targets import Targets
+from simzoo.datamodules.loading import CollectionBatches, Lists, ResumableLoader, only_batch
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ class RetrievalData(LightningDataModule, ABC):
     """Candidate lists for training and validation.
 
     A training list is one relevant item and ``negatives`` others of the same collection: a share ``hard`` of them from
-    the top of the mined candidates (see `retrieval.mining`), the rest at random.
+    the top of the mined candidates (see `simzoo.retrieval.mining`), the rest at random.
 
     Args:
         batch_size: queries a batch, all from one collection.
@@ -310,12 +310,12 @@ class TrainLists(BatchLists):
 
     def _taught(self, row: int) -> Scored:
         if self.candidates is None or self.candidates.teacher is None:
-            raise ValueError("a teacher's scores are missing: give retrieval.mining.MineCandidates a teacher")
+            raise ValueError("a teacher's scores are missing: give MineCandidates a teacher")
         return self.candidates.items[row], self.candidates.teacher[row]
 
     def _mined(self, row: int) -> Scored:
         if self.candidates is None:
-            raise ValueError("hard negatives need mined candidates: add retrieval.mining.MineCandidates to the recipe")
+            raise ValueError("hard negatives need mined candidates: add MineCandidates to the recipe")
         return self.candidates.items[row], self.candidates.scores[row]
 
     def _list(self, row: int, rng: np.random.Generator) -> NDArray[np.int64]:
@@ -370,7 +370,7 @@ class ValidationLists(BatchLists):
     def batch(self, members: Sequence[int], epoch: int) -> Batch:
         """The batch of these queries."""
         if self.candidates is None:
-            raise ValueError("validation needs mined candidates: add retrieval.mining.MineCandidates to the recipe")
+            raise ValueError("validation needs mined candidates: add MineCandidates to the recipe")
         columns = self.candidates.items[np.asarray(members), : self.data.val_depth]
         chosen, where = np.unique(columns, return_inverse=True)
         labels = np.stack([np.isin(c, self.collection.relevant(m)) for c, m in zip(columns, members, strict=True)])

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from datamodules.batch import Batch
+from simzoo.core.batch import Batch
 
 
 class Batched(Protocol):

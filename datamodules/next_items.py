@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from datamodules.base import BatchLists, RetrievalData, Split
-from datamodules.batch import Batch
-from datamodules.interactions import Interactions, Layout, load_interactions
-from datamodules.records import Collection, DataError, History, Item
-from datamodules.reps import Ragged, Reps, take
-from losses.targets import Targets
+from simzoo.core.batch import Batch
+from simzoo.core.records import Collection, DataError, History, Item
+from simzoo.core.reps import Ragged, Reps, take
+from simzoo.core.targets import Targets
+from simzoo.datamodules.lists import BatchLists, RetrievalData, Split
+from simzoo.datamodules.readers.interactions import Interactions, Layout, load_interactions
 
 Rows = NDArray[np.int64]
 

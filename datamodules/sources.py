@@ -7,14 +7,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from datamodules.base import RetrievalData, Split
-from datamodules.beir import load_beir, load_beir_hub
-from datamodules.blink import load_blink, load_entities
-from datamodules.dstc7 import load_dstc7
-from datamodules.msmarco import load_msmarco
-from datamodules.records import Collection, Item
-from datamodules.wordnet import DEV_WORLDS, TEST_WORLDS, TRAIN_WORLDS, find_wordnet, load_wordnet
-from datamodules.zeshel import ZESHEL_SPLITS, load_zeshel
+from simzoo.core.records import Collection, Item
+from simzoo.datamodules.lists import RetrievalData, Split
+from simzoo.datamodules.readers.beir import load_beir, load_beir_hub
+from simzoo.datamodules.readers.blink import load_blink, load_entities
+from simzoo.datamodules.readers.dstc7 import load_dstc7
+from simzoo.datamodules.readers.msmarco import load_msmarco
+from simzoo.datamodules.readers.wordnet import DEV_WORLDS, TEST_WORLDS, TRAIN_WORLDS, find_wordnet, load_wordnet
+from simzoo.datamodules.readers.zeshel import ZESHEL_SPLITS, load_zeshel
 
 
 class WordNet(RetrievalData):
@@ -110,7 +110,7 @@ class BEIR(RetrievalData):
 
 
 class BLINK(RetrievalData):
-    """Wikipedia entity linking in BLINK's layout: AIDA, MSNBC, WNED; see `datamodules.blink`.
+    """Wikipedia entity linking in BLINK's layout: AIDA, MSNBC, WNED; see `simzoo.datamodules.readers.blink`.
 
     Args:
         root: folder of the files.
@@ -149,7 +149,7 @@ class BLINK(RetrievalData):
 
 
 class MSMARCO(RetrievalData):
-    """MS MARCO passages with given candidates; see `datamodules.msmarco`.
+    """MS MARCO passages with given candidates; see `simzoo.datamodules.readers.msmarco`.
 
     Args:
         root: folder of the files.
@@ -174,7 +174,7 @@ class MSMARCO(RetrievalData):
 
 
 class DSTC7(RetrievalData):
-    """DSTC7's next utterance among 100; see `datamodules.dstc7`.
+    """DSTC7's next utterance among 100; see `simzoo.datamodules.readers.dstc7`.
 
     Args:
         root: folder of the files.

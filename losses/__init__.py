@@ -1,7 +1,11 @@
 """Losses: scores (B, K) and targets in, a scalar out."""
 
-from losses.mixture import MutualInformation, UserL2
-from losses.ranking import (
+if __name__ != "simzoo.losses":
+    raise ImportError("losses is a part of simzoo: import simzoo.losses instead of losses")
+
+from simzoo.core.targets import Targets
+from simzoo.losses.mixture import MutualInformation, UserL2
+from simzoo.losses.ranking import (
     BinaryCrossEntropy,
     InBatchCrossEntropy,
     KLToRetriever,
@@ -13,7 +17,6 @@ from losses.ranking import (
     SoftmaxCrossEntropy,
     SumOfLosses,
 )
-from losses.targets import Targets
 
 __all__ = [
     "BinaryCrossEntropy",

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from losses.targets import Targets
+from simzoo.core.targets import Targets
 
 MASKED = -1e9  # finite: a gradient through -inf is NaN
 

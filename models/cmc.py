@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from datamodules.reps import Ragged, Reps
-from losses import Loss
-from models.backbone import BackboneConfig, Encoder
-from models.pooling import Pooling, pooled
-from models.similarity import Optimization
-from models.tokens import TokenConfig
-from models.two_towers import TwoTowers
+from simzoo.core.reps import Ragged, Reps
+from simzoo.losses import Loss
+from simzoo.models.parts.backbone import BackboneConfig, Encoder
+from simzoo.models.parts.pooling import Pooling, pooled
+from simzoo.models.parts.tokenizing import TokenConfig
+from simzoo.models.parts.towers import TwoTowers
+from simzoo.models.similarity import Optimization
 
 Skip = Literal["sum", "mean", "gated", "none"]
 GATE_START = -5.0  # of the released code: the layer begins almost as the identity
@@ -175,7 +175,7 @@ class CMC(TwoTowers):
     @classmethod
     def tiny(cls) -> Self:
         """Width 16, two layers of each kind."""
-        from models.tiny import tiny_backbone
+        from simzoo.models.parts.tiny import tiny_backbone
 
         tokens = TokenConfig(query_length=24, item_length=24)
         return cls(BackboneConfig(name=str(tiny_backbone())), tokens, heads=2, feedforward=32)

@@ -8,13 +8,13 @@ from typing import Literal, Self
 import torch
 from torch import Tensor, nn
 
-from datamodules.records import Item, Query
-from datamodules.reps import Ragged, Reps
-from losses import Loss
-from models.backbone import BackboneConfig, Encoder, load_tokenizer
-from models.packing import buckets, join_pairs, token_budget
-from models.similarity import LearnedSimilarity, Optimization, pair_by_pair
-from models.tokens import TextEncoder, TokenConfig
+from simzoo.core.records import Item, Query
+from simzoo.core.reps import Ragged, Reps
+from simzoo.losses import Loss
+from simzoo.models.parts.backbone import BackboneConfig, Encoder, load_tokenizer
+from simzoo.models.parts.packing import buckets, join_pairs, token_budget
+from simzoo.models.parts.tokenizing import TextEncoder, TokenConfig
+from simzoo.models.similarity import LearnedSimilarity, Optimization, pair_by_pair
 
 
 class CrossEncoder(LearnedSimilarity):
@@ -129,6 +129,6 @@ class CrossEncoder(LearnedSimilarity):
     @classmethod
     def tiny(cls) -> Self:
         """Width 16, two layers."""
-        from models.tiny import tiny_backbone
+        from simzoo.models.parts.tiny import tiny_backbone
 
         return cls(BackboneConfig(name=str(tiny_backbone())), TokenConfig(query_length=24, item_length=24))

@@ -8,15 +8,15 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from datamodules.records import Item
-from datamodules.reps import Ragged, Reps
-from losses import Loss
-from models.backbone import BackboneConfig
-from models.packing import buckets, token_budget
-from models.pooling import each_token
-from models.similarity import Optimization, pair_by_pair
-from models.tokens import TokenConfig
-from models.two_towers import TwoTowers
+from simzoo.core.records import Item
+from simzoo.core.reps import Ragged, Reps
+from simzoo.losses import Loss
+from simzoo.models.parts.backbone import BackboneConfig
+from simzoo.models.parts.packing import buckets, token_budget
+from simzoo.models.parts.pooling import each_token
+from simzoo.models.parts.tokenizing import TokenConfig
+from simzoo.models.parts.towers import TwoTowers
+from simzoo.models.similarity import Optimization, pair_by_pair
 
 
 class DeFormer(TwoTowers):
@@ -103,7 +103,7 @@ class DeFormer(TwoTowers):
     @classmethod
     def tiny(cls) -> Self:
         """Width 16, one layer apart and one together."""
-        from models.tiny import tiny_backbone
+        from simzoo.models.parts.tiny import tiny_backbone
 
         tokens = TokenConfig(query_length=24, item_length=24)
         return cls(BackboneConfig(name=str(tiny_backbone())), tokens, upper=1)

@@ -7,13 +7,13 @@ from typing import ClassVar, Self
 from torch import Tensor
 from torch.nn import functional as F
 
-from datamodules.reps import Ragged, Reps
-from losses import Loss
-from models.backbone import BackboneConfig, Encoder
-from models.pooling import Pooling, pooled
-from models.similarity import Optimization, inner_products
-from models.tokens import TokenConfig
-from models.two_towers import TwoTowers
+from simzoo.core.reps import Ragged, Reps
+from simzoo.losses import Loss
+from simzoo.models.parts.backbone import BackboneConfig, Encoder
+from simzoo.models.parts.pooling import Pooling, pooled
+from simzoo.models.parts.tokenizing import TokenConfig
+from simzoo.models.parts.towers import TwoTowers
+from simzoo.models.similarity import Optimization, inner_products
 
 
 class DualEncoder(TwoTowers):
@@ -79,6 +79,6 @@ class DualEncoder(TwoTowers):
     @classmethod
     def tiny(cls) -> Self:
         """Width 16, two layers."""
-        from models.tiny import tiny_backbone
+        from simzoo.models.parts.tiny import tiny_backbone
 
         return cls(BackboneConfig(name=str(tiny_backbone())), TokenConfig(query_length=24, item_length=24))

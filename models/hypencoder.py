@@ -8,16 +8,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from datamodules.reps import Ragged, Reps, num_rows
-from losses import Loss
-from models.backbone import BackboneConfig
-from models.hyperhead import HyperGroup, Hyperhead, Scale
-from models.packing import buckets, token_budget
-from models.pooling import Pooling, pooled
-from models.q_net import QNet, QNetConfig
-from models.similarity import Optimization
-from models.tokens import TokenConfig
-from models.two_towers import TwoTowers
+from simzoo.core.reps import Ragged, Reps, num_rows
+from simzoo.losses import Loss
+from simzoo.models.parts.backbone import BackboneConfig
+from simzoo.models.parts.hyperhead import HyperGroup, Hyperhead, Scale
+from simzoo.models.parts.packing import buckets, token_budget
+from simzoo.models.parts.pooling import Pooling, pooled
+from simzoo.models.parts.q_net import QNet, QNetConfig
+from simzoo.models.parts.tokenizing import TokenConfig
+from simzoo.models.parts.towers import TwoTowers
+from simzoo.models.similarity import Optimization
 
 Q_NETS_AT_ONCE = 64  # bounds what lies between the attention and the finished weights: several times the weights
 # Numbers in one hidden state of all q-nets: a CPU's caches should hold what stands between the products, a GPU wants
@@ -161,7 +161,7 @@ class Hypencoder(TwoTowers):
     @classmethod
     def tiny(cls) -> Self:
         """Width 16, two layers; two core blocks."""
-        from models.tiny import tiny_backbone
+        from simzoo.models.parts.tiny import tiny_backbone
 
         tokens = TokenConfig(query_length=24, item_length=24)
         with torch.random.fork_rng():

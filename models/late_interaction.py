@@ -8,14 +8,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from datamodules.reps import Ragged, Reps, take
-from losses import Loss
-from models.backbone import BackboneConfig, Encoder
-from models.packing import buckets, lists_of_pairs
-from models.pooling import Pooling, each_text, each_token, pooled
-from models.similarity import Optimization, pair_by_pair
-from models.tokens import TokenConfig
-from models.two_towers import TwoTowers
+from simzoo.core.reps import Ragged, Reps, take
+from simzoo.losses import Loss
+from simzoo.models.parts.backbone import BackboneConfig, Encoder
+from simzoo.models.parts.packing import buckets, lists_of_pairs
+from simzoo.models.parts.pooling import Pooling, each_text, each_token, pooled
+from simzoo.models.parts.tokenizing import TokenConfig
+from simzoo.models.parts.towers import TwoTowers
+from simzoo.models.similarity import Optimization, pair_by_pair
 
 PRODUCTS = 1 << 24  # products of token vectors held at once
 
@@ -109,7 +109,7 @@ class PolyEncoder(TwoTowers):
     @classmethod
     def tiny(cls) -> Self:
         """Width 16, two layers, three codes."""
-        from models.tiny import tiny_backbone
+        from simzoo.models.parts.tiny import tiny_backbone
 
         tokens = TokenConfig(query_length=24, item_length=24)
         return cls(BackboneConfig(name=str(tiny_backbone())), tokens, codes=3)
@@ -217,7 +217,7 @@ class SumOfMax(TwoTowers):
     @classmethod
     def tiny(cls) -> Self:
         """Width 16, two layers, vectors of width 8."""
-        from models.tiny import tiny_backbone
+        from simzoo.models.parts.tiny import tiny_backbone
 
         tokens = TokenConfig(query_length=24, item_length=24)
         return cls(BackboneConfig(name=str(tiny_backbone())), tokens, width=8)

@@ -8,14 +8,14 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from datamodules.reps import Ragged, Reps, num_rows, take
-from losses import Loss
-from models.backbone import BackboneConfig, pretrained_layers
-from models.packing import lists_of_pairs
-from models.pooling import each_text, each_token
-from models.similarity import Optimization
-from models.tokens import TokenConfig
-from models.two_towers import TwoTowers
+from simzoo.core.reps import Ragged, Reps, num_rows, take
+from simzoo.losses import Loss
+from simzoo.models.parts.backbone import BackboneConfig, pretrained_layers
+from simzoo.models.parts.packing import lists_of_pairs
+from simzoo.models.parts.pooling import each_text, each_token
+from simzoo.models.parts.tokenizing import TokenConfig
+from simzoo.models.parts.towers import TwoTowers
+from simzoo.models.similarity import Optimization
 
 NUMBERS = 1 << 25  # of the widest activations, held at once
 
@@ -198,7 +198,7 @@ class MixEncoder(TwoTowers):
     @classmethod
     def tiny(cls) -> Self:
         """Width 16, two layers, an interaction at each, two vectors an item."""
-        from models.tiny import tiny_backbone
+        from simzoo.models.parts.tiny import tiny_backbone
 
         tokens = TokenConfig(query_length=24, item_length=24)
         return cls(BackboneConfig(name=str(tiny_backbone())), tokens, contexts=2, interactions=2)

@@ -9,16 +9,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from datamodules.batch import Batch
-from datamodules.reps import Ragged, Reps
-from losses import Loss, MutualInformation
-from losses.mixture import gate_entropies
-from models.backbone import BackboneConfig, Encoder
-from models.mixture import MixtureConfig, MoLHead, positive_gates
-from models.pooling import each_text
-from models.similarity import Optimization
-from models.tokens import TokenConfig
-from models.two_towers import TwoTowers
+from simzoo.core.batch import Batch
+from simzoo.core.reps import Ragged, Reps
+from simzoo.losses import Loss, MutualInformation
+from simzoo.losses.mixture import gate_entropies
+from simzoo.models.parts.backbone import BackboneConfig, Encoder
+from simzoo.models.parts.mixture import MixtureConfig, MoLHead, positive_gates
+from simzoo.models.parts.pooling import each_text
+from simzoo.models.parts.tokenizing import TokenConfig
+from simzoo.models.parts.towers import TwoTowers
+from simzoo.models.similarity import Optimization
 
 
 class ParameterizedPooling(nn.Module):
@@ -134,7 +134,7 @@ class MoL(TwoTowers):
     @classmethod
     def tiny(cls) -> Self:
         """Width 16, two layers, 2 x 3 components of width 8, a gate with all its parts."""
-        from models.tiny import tiny_backbone
+        from simzoo.models.parts.tiny import tiny_backbone
 
         tokens = TokenConfig(
             query_length=24,

@@ -10,13 +10,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torchmetrics import MeanMetric
 
-from datamodules.batch import Batch
-from datamodules.records import DataError, History, Item, Query
-from datamodules.reps import Ragged, Reps
-from losses import Loss
-from models.packing import buckets, token_budget
-from models.sequence import SequenceConfig, build_encoder
-from models.similarity import LearnedSimilarity, Optimization, inner_products
+from simzoo.core.batch import Batch
+from simzoo.core.records import DataError, History, Item, Query
+from simzoo.core.reps import Ragged, Reps
+from simzoo.losses import Loss
+from simzoo.models.parts.packing import buckets, token_budget
+from simzoo.models.parts.sequence import SequenceConfig, build_encoder
+from simzoo.models.similarity import LearnedSimilarity, Optimization, inner_products
 
 HIT_RATES = (1, 10, 50, 200)
 
@@ -55,7 +55,7 @@ class NextItem(LearnedSimilarity):
         if not item_ids:
             raise ValueError(
                 f"{type(self).__name__} has a row for each item and needs their ids; use a data module that knows "
-                "them, such as datamodules.sequences.NextItems"
+                "them, such as NextItems"
             )
         encoder = encoder or SequenceConfig()
         self.remember(item_ids=item_ids, encoder=encoder, normalize=normalize, tokens_per_batch=tokens_per_batch)

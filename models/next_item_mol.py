@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from datamodules.batch import Batch
-from datamodules.records import Query
-from datamodules.reps import Ragged, Reps
-from losses import Loss, MutualInformation, UserL2
-from losses.mixture import gate_entropies
-from models.mixture import MixtureConfig, MoLHead, positive_gates
-from models.next_item import NextItem
-from models.sequence import SequenceConfig
-from models.similarity import Optimization
+from simzoo.core.batch import Batch
+from simzoo.core.records import Query
+from simzoo.core.reps import Ragged, Reps
+from simzoo.losses import Loss, MutualInformation, UserL2
+from simzoo.losses.mixture import gate_entropies
+from simzoo.models.next_item import NextItem
+from simzoo.models.parts.mixture import MixtureConfig, MoLHead, positive_gates
+from simzoo.models.parts.sequence import SequenceConfig
+from simzoo.models.similarity import Optimization
 
 
 class NextItemMoL(NextItem):

@@ -16,11 +16,11 @@ from torch.nn import functional as F
 from torchmetrics.retrieval import RetrievalHitRate, RetrievalMRR
 from transformers import get_scheduler
 
-from datamodules.batch import Batch
-from datamodules.records import Item, Query
-from datamodules.reps import Reps, num_rows, take
-from losses import Loss, SoftmaxCrossEntropy
-from models.tokens import TextEncoder
+from simzoo.core.batch import Batch
+from simzoo.core.records import Item, Query
+from simzoo.core.reps import Reps, num_rows, take
+from simzoo.losses import Loss, SoftmaxCrossEntropy
+from simzoo.models.parts.tokenizing import TextEncoder
 
 
 @dataclass
@@ -275,8 +275,8 @@ class LearnedSimilarity(LightningModule, ABC):
     def from_pretrained(
         cls, checkpoint: str | Path, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
     ) -> Self:
-        """Loads a checkpoint of any known layout, in evaluation mode, on a device. See `models.checkpoint.load`."""
-        from models.checkpoint import load
+        """Loads a checkpoint of any known layout, in evaluation mode. See `simzoo.models.formats.own.load`."""
+        from simzoo.models.formats.own import load
 
         model = load(checkpoint, dtype=dtype).to(device)
         if not isinstance(model, cls):
@@ -284,20 +284,20 @@ class LearnedSimilarity(LightningModule, ABC):
         return model
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Writes a checkpoint folder. See `models.checkpoint.save`."""
-        from models.checkpoint import save
+        """Writes a checkpoint folder. See `simzoo.models.formats.own.save`."""
+        from simzoo.models.formats.own import save
 
         save(self, folder)
 
     def save_sentence_transformer(self, folder: str | Path) -> None:
-        """Writes a folder that sentence-transformers loads. See `models.export.save_sentence_transformer`."""
-        from models.export import save_sentence_transformer
+        """Writes a folder that sentence-transformers loads. See `simzoo.models.formats.export`."""
+        from simzoo.models.formats.export import save_sentence_transformer
 
         save_sentence_transformer(self, Path(folder))
 
     def save_onnx(self, folder: str | Path) -> None:
-        """Writes ONNX files. See `models.export.save_onnx`."""
-        from models.export import save_onnx
+        """Writes ONNX files. See `simzoo.models.formats.export.save_onnx`."""
+        from simzoo.models.formats.export import save_onnx
 
         save_onnx(self, Path(folder))
 

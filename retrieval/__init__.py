@@ -1,1 +1,4 @@
-"""Search and evaluation: scorer, first stages, searchers, metrics, reports."""
+"""Search and evaluation: scorer, first stages, searchers, mining, teaching."""
+
+if __name__ != "simzoo.retrieval":
+    raise ImportError("retrieval is a part of simzoo: import simzoo.retrieval instead of retrieval")

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from datamodules.beir import own_items
-from datamodules.records import Collection
-from models.similarity import LearnedSimilarity
-from retrieval.encode import encode_items, encode_queries
-from retrieval.metrics import accuracy, interval, ir_metrics, retrieved, topk_recall
-from retrieval.progress import progress
-from retrieval.scorer import Rows, Scorer, Scores
-from retrieval.searcher import Ranking, Searcher, SearchTask
+from simzoo.core.progress import progress
+from simzoo.core.records import Collection
+from simzoo.datamodules.readers.beir import own_items
+from simzoo.models.similarity import LearnedSimilarity
+from simzoo.retrieval.results.metrics import accuracy, interval, ir_metrics, retrieved, topk_recall
+from simzoo.retrieval.scorer import Rows, Scorer, Scores
+from simzoo.retrieval.searcher import Ranking, Searcher, SearchTask
+from simzoo.retrieval.storage.encoding import encode_items, encode_queries
 
 BLOCK = 32  # queries searched together
 

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 from lightning import Callback, LightningModule, Trainer
 
-from datamodules.base import RetrievalData, Split
-from datamodules.candidates import Candidates
-from datamodules.records import Collection
-from models.similarity import LearnedSimilarity, fastest_device
-from retrieval.atomic import replacing
-from retrieval.dense import Dense
-from retrieval.evaluation import similarity_scorer
-from retrieval.first_stage import FirstStage
+from simzoo.core.candidates import Candidates
+from simzoo.core.files import replacing
+from simzoo.core.records import Collection
+from simzoo.datamodules.lists import RetrievalData, Split
+from simzoo.models.similarity import LearnedSimilarity, fastest_device
+from simzoo.retrieval.evaluation import similarity_scorer
+from simzoo.retrieval.first_stages.dense import Dense
+from simzoo.retrieval.first_stages.first_stage import FirstStage
 
 
 class MineCandidates(Callback):

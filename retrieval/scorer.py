@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from datamodules.records import Item, Query
-from datamodules.reps import Reps, num_rows, take, to_device
+from simzoo.core.records import Item, Query
+from simzoo.core.reps import Reps, num_rows, take, to_device
 
 Rows = NDArray[np.int64]
 Scores = NDArray[np.float32]

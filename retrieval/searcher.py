@@ -13,8 +13,8 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from datamodules.records import Collection
-from retrieval.scorer import Rows, Scorer, Scores
+from simzoo.core.records import Collection
+from simzoo.retrieval.scorer import Rows, Scorer, Scores
 
 
 @dataclass(frozen=True)

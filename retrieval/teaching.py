@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from datamodules.records import Collection, DataError
-from models.similarity import LearnedSimilarity
-from retrieval.atomic import replacing
-from retrieval.evaluation import similarity_scorer
-from retrieval.first_stage import FirstStage
-from retrieval.progress import progress
-from retrieval.scorer import Rows, Scorer
+from simzoo.core.files import replacing
+from simzoo.core.progress import progress
+from simzoo.core.records import Collection, DataError
+from simzoo.models.similarity import LearnedSimilarity
+from simzoo.retrieval.evaluation import similarity_scorer
+from simzoo.retrieval.first_stages.first_stage import FirstStage
+from simzoo.retrieval.scorer import Rows, Scorer
 
 BLOCK = 256  # queries a file
 
@@ -30,7 +30,7 @@ def write_lessons(
     random: int,
     seed: int,
 ) -> list[Path]:
-    """Writes the records of a collection in the layout that `datamodules.distillation.Distillation` reads.
+    """Writes the records of a collection in the layout that `simzoo.datamodules.distillation.Distillation` reads.
 
     A record has the query's relevant items, the first ``top`` others that the first stage finds, and ``random`` more.
 

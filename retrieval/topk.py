@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from retrieval.scorer import Rows
+from simzoo.retrieval.scorer import Rows
 
 
 def top_columns(scores: NDArray[Any], k: int) -> Rows:

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 import torch
 
-from datamodules.hub import file_sha256, write_manifest
-from models.backbone import BackboneConfig
-from models.cross_encoder import CrossEncoder
-from models.tiny import tiny_backbone
-from models.tokens import TokenConfig
-from retrieval.card import About
+from simzoo.core.hub import file_sha256, write_manifest
+from simzoo.models.cross_encoder import CrossEncoder
+from simzoo.models.parts.backbone import BackboneConfig
+from simzoo.models.parts.tiny import tiny_backbone
+from simzoo.models.parts.tokenizing import TokenConfig
+from simzoo.retrieval.hub.card import About
 from tests.loopback_hub import TOKEN, Hub, running
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -73,8 +73,8 @@ class Client:
         return value
 
     def hub(self, *words: str | Path, home: Path | None = None) -> None:
-        """Runs ``python -m retrieval.hub``'s function for a command line."""
-        self.run(f"from retrieval.hub import main; main({[str(word) for word in words]!r})", home)
+        """Runs ``simzoo hub``'s function for a command line."""
+        self.run(f"from simzoo.retrieval.hub.commands import main; main({[str(word) for word in words]!r})", home)
 
 
 def environment(hub: Hub, home: Path, **more: str) -> dict[str, str]:

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from retrieval.adaptive import GAR, LADR
-from retrieval.graph import GraphConfig, build_graph
-from retrieval.search_exact import Exact, Rerank
+from simzoo.retrieval.searchers.exact import Exact, Rerank
+from simzoo.retrieval.searchers.graph_reranking import GAR, LADR
+from simzoo.retrieval.storage.graph import GraphConfig, build_graph
 from tests.test_searchers import Vectors, problem, run, task_of
 
 Floats = NDArray[np.float32]

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from datamodules.records import Collection, Item, Query
-from retrieval.ann import HNSW, IVF, Flat, IndexKind
-from retrieval.first_stage import BM25, TFIDF, AliasTable, FirstStage, Random
-from retrieval.topk import top_columns
+from simzoo.core.records import Collection, Item, Query
+from simzoo.retrieval.first_stages.first_stage import BM25, TFIDF, AliasTable, FirstStage, Random
+from simzoo.retrieval.first_stages.vector_index import HNSW, IVF, Flat, IndexKind
+from simzoo.retrieval.topk import top_columns
 
 ITEMS = [
     Item("i0", "a small boat for the river", "boat"),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from retrieval.atomic import replacing
+from simzoo.core.files import replacing
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")

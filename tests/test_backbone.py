@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from models import checkpoint
-from models.backbone import BackboneConfig, LoRA
-from models.cross_encoder import CrossEncoder
-from models.dual_encoder import DualEncoder
-from models.tiny import tiny_backbone
-from models.tokens import TokenConfig
+from simzoo.models.cross_encoder import CrossEncoder
+from simzoo.models.dual_encoder import DualEncoder
+from simzoo.models.formats import own as checkpoint
+from simzoo.models.parts.backbone import BackboneConfig, LoRA
+from simzoo.models.parts.tiny import tiny_backbone
+from simzoo.models.parts.tokenizing import TokenConfig
 
 TOKENS = TokenConfig(query_length=24, item_length=24)
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from datamodules import beir
-from datamodules.beir import load_beir, load_beir_hub, own_items
-from datamodules.records import DataError
+from simzoo.core.records import DataError
+from simzoo.datamodules.readers import beir
+from simzoo.datamodules.readers.beir import load_beir, load_beir_hub, own_items
 
 CORPUS: list[dict[str, Any]] = [
     {"_id": "d1", "title": "Wings", "text": "lift of a wing", "metadata": {}},

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from datamodules.blink import NO_ENTITY, load_blink, load_entities
-from datamodules.records import DataError
-from datamodules.tasks import BLINK
+from simzoo.core.records import DataError
+from simzoo.datamodules.readers.blink import NO_ENTITY, load_blink, load_entities
+from simzoo.datamodules.sources import BLINK
 from tests.layouts import entity, json_lines, mention, write_blink
 
 

@@ -12,10 +12,10 @@ import torch
 from lightning import Trainer
 from numpy.typing import NDArray
 
-from datamodules.candidates import Candidates
-from losses import KLToRetriever, SoftmaxCrossEntropy
-from losses.targets import Targets
-from models.dual_encoder import DualEncoder
+from simzoo.core.candidates import Candidates
+from simzoo.core.targets import Targets
+from simzoo.losses import KLToRetriever, SoftmaxCrossEntropy
+from simzoo.models.dual_encoder import DualEncoder
 from tests.toy import Toy
 
 
@@ -37,7 +37,7 @@ def test_a_gold_item_that_was_not_found(add: bool, tmp_path: Path, caplog: pytes
     """It must be counted, and be in the list only if that was asked for."""
     data = Toy(batch_size=4, negatives=5, add_gold=add)
     items = np.tile(np.arange(8), (24, 1))
-    with caplog.at_level(logging.INFO, "datamodules.base"):
+    with caplog.at_level(logging.INFO, "simzoo.datamodules.lists"):
         part = mined(data, tmp_path, items)
     golds = [[c.relevant(row) for row in range(24)] for c in data.collections("train")]
     missed = [min(relevant) >= 8 for relevant in golds[0]]

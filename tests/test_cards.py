@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import zoo
-from retrieval.card import SECTIONS, empty_sections, render
-from retrieval.citations import BY_CLASS
-from retrieval.hub import verify
+from benchmarks.zoo.measure import measure as zoo
+from simzoo.retrieval.hub.card import SECTIONS, empty_sections, render
+from simzoo.retrieval.hub.citations import BY_CLASS
+from simzoo.retrieval.hub.commands import verify
 
 ROOT = Path(__file__).resolve().parents[1]
 CHECKPOINTS = sorted(path.parent for path in (ROOT / "checkpoints").glob("*/config.json"))

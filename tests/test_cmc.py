@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from models.backbone import BackboneConfig
-from models.cmc import CMC, ComparingLayer, Skip
-from models.tiny import tiny_backbone
+from simzoo.models.cmc import CMC, ComparingLayer, Skip
+from simzoo.models.parts.backbone import BackboneConfig
+from simzoo.models.parts.tiny import tiny_backbone
 
 ROOT = Path(__file__).parents[1]
 
@@ -120,7 +120,7 @@ def test_a_candidate_added_elsewhere_in_the_batch_changes_nothing() -> None:
 PASS = """
 import resource, torch
 from torch import nn
-from models.cmc import ComparingLayer
+from simzoo.models.cmc import ComparingLayer
 layers = nn.ModuleList(ComparingLayer(16, 2, 32, 0.0, "sum") for _ in range(2)).eval()
 states, real = torch.randn(1, 16_385, 16), torch.ones(1, 16_385, dtype=torch.bool)
 real[0, -5:] = False

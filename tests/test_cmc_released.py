@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModel
 
-from datamodules.records import Item, Query
-from models import checkpoint
-from models.cmc import CMC
-from models.cmc_released import load_released
-from models.layouts import layout_of
-from models.tiny import tiny_backbone
+from simzoo.core.records import Item, Query
+from simzoo.models.cmc import CMC
+from simzoo.models.formats import own as checkpoint
+from simzoo.models.formats.cmc import load_released
+from simzoo.models.formats.known import layout_of
+from simzoo.models.parts.tiny import tiny_backbone
 
 LAYERS = "extend_multi_transformerencoder.layers"
 

@@ -15,17 +15,17 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from datamodules.distillation import Distillation, Lessons, read_lessons
-from datamodules.records import DataError
-from losses import MarginMSE, OtherPositivesCrossEntropy, SumOfLosses
-from models import checkpoint
-from models.cross_encoder import CrossEncoder
-from models.dual_encoder import DualEncoder
-from models.similarity import LearnedSimilarity, Optimization
-from retrieval import teaching
-from retrieval.evaluation import similarity_scorer
-from retrieval.first_stage import BM25
-from retrieval.teaching import write_lessons
+from simzoo.core.records import DataError
+from simzoo.datamodules.distillation import Distillation, Lessons, read_lessons
+from simzoo.losses import MarginMSE, OtherPositivesCrossEntropy, SumOfLosses
+from simzoo.models.cross_encoder import CrossEncoder
+from simzoo.models.dual_encoder import DualEncoder
+from simzoo.models.formats import own as checkpoint
+from simzoo.models.similarity import LearnedSimilarity, Optimization
+from simzoo.retrieval import teaching
+from simzoo.retrieval.evaluation import similarity_scorer
+from simzoo.retrieval.first_stages.first_stage import BM25
+from simzoo.retrieval.teaching import write_lessons
 from tests.test_training import trainer
 from tests.toy import Toy, toy_collection
 

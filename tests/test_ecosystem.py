@@ -16,14 +16,14 @@ from tokenizers.processors import TemplateProcessing
 from torch import Tensor
 from transformers import AutoModel, AutoTokenizer, BertConfig, BertForSequenceClassification
 
-from datamodules.records import Item, Query
-from models.backbone import BackboneConfig, LoRA
-from models.cross_encoder import CrossEncoder
-from models.dual_encoder import DualEncoder
-from models.late_interaction import SumOfMax
-from models.similarity import LearnedSimilarity
-from models.tiny import tiny_backbone
-from models.tokens import TokenConfig
+from simzoo.core.records import Item, Query
+from simzoo.models.cross_encoder import CrossEncoder
+from simzoo.models.dual_encoder import DualEncoder
+from simzoo.models.late_interaction import SumOfMax
+from simzoo.models.parts.backbone import BackboneConfig, LoRA
+from simzoo.models.parts.tiny import tiny_backbone
+from simzoo.models.parts.tokenizing import TokenConfig
+from simzoo.models.similarity import LearnedSimilarity
 from tests.test_layouts import CLOSE, ITEMS, QUERIES, TEXTS, scores
 
 

@@ -13,12 +13,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-import evaluate
-from datamodules.records import DataError
-from models import checkpoint
-from models.cross_encoder import CrossEncoder
-from models.dual_encoder import DualEncoder
-from retrieval.run_files import read_trec
+from simzoo import evaluate
+from simzoo.core.records import DataError
+from simzoo.models.cross_encoder import CrossEncoder
+from simzoo.models.dual_encoder import DualEncoder
+from simzoo.models.formats import own as checkpoint
+from simzoo.retrieval.results.run_files import read_trec
 from tests.toy import toy_collection
 
 ROOT = Path(__file__).parents[1]
@@ -77,7 +77,12 @@ def test_matrix_compare_and_search(world: Path, capsys: pytest.CaptureFixture[st
     exact = ["--exact", str(world / "m.safetensors")]
     stage = ["--search.first_stage", "BM25"]
     rerank = run(world, "rerank", "--search", "Rerank", *stage, "--search.budget", "10", *exact)
-    embeddings = ["--search.embeddings", "retrieval.dense.Dense", "--search.embeddings.checkpoint", str(world / "de")]
+    embeddings = [
+        "--search.embeddings",
+        "simzoo.retrieval.first_stages.dense.Dense",
+        "--search.embeddings.checkpoint",
+        str(world / "de"),
+    ]
     axn = run(world, "axn", "--search", "AXN", *embeddings, "--search.budget", "10", "--search.rounds", "2", *exact)
     assert rerank["cost"]["calls"]["mean"] == axn["cost"]["calls"]["mean"] == 10
     assert 0 < axn["metrics"]["Top-10-Recall"]["mean"] < 1
@@ -172,7 +177,13 @@ def test_damaged_checkpoints_are_refused(world: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"missing .*unknown \['other\.weight'\]"):
         checkpoint.load(damaged(world, tmp_path / "o", "model.safetensors", (tmp_path / "other").read_bytes()))
     for number, path in enumerate(
-        ("os.system", "models.checkpoint.save", "models.tiny.Path", "models.backbone.Encoder", 7)
+        (
+            "os.system",
+            "simzoo.models.formats.own.save",
+            "simzoo.models.parts.tiny.Path",
+            "simzoo.models.parts.backbone.Encoder",
+            7,
+        )
     ):
         evil = json.dumps({**config, "class": path}).encode()
         with pytest.raises(ValueError, match="is not a similarity of this project"):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from datamodules.records import Collection, History, Item, Query
-from retrieval.evaluation import evaluate
-from retrieval.first_stage import Random
-from retrieval.scorer import Rows, Scorer
-from retrieval.search_exact import Exact, Rerank
-from retrieval.searcher import SearchTask
+from simzoo.core.records import Collection, History, Item, Query
+from simzoo.retrieval.evaluation import evaluate
+from simzoo.retrieval.first_stages.first_stage import Random
+from simzoo.retrieval.scorer import Rows, Scorer
+from simzoo.retrieval.searcher import SearchTask
+from simzoo.retrieval.searchers.exact import Exact, Rerank
 
 NO_ROWS = np.empty(0, dtype=np.int64)
 

@@ -11,12 +11,12 @@ import torch
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.metrics.pairwise import cosine_similarity
 
-from datamodules.records import Collection, DataError, Item, Query
-from models.cross_encoder import CrossEncoder
-from models.dual_encoder import DualEncoder
-from retrieval.ann import HNSW, IVF, Flat
-from retrieval.dense import Dense
-from retrieval.first_stage import BM25, TFIDF, AliasTable, FirstStage, Random
+from simzoo.core.records import Collection, DataError, Item, Query
+from simzoo.models.cross_encoder import CrossEncoder
+from simzoo.models.dual_encoder import DualEncoder
+from simzoo.retrieval.first_stages.dense import Dense
+from simzoo.retrieval.first_stages.first_stage import BM25, TFIDF, AliasTable, FirstStage, Random
+from simzoo.retrieval.first_stages.vector_index import HNSW, IVF, Flat
 from tests.toy import toy_collection
 
 ALL = np.arange(24)

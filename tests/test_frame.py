@@ -15,7 +15,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-PACKAGES = ("models", "losses", "datamodules", "retrieval")
+PACKAGES = ("core", "losses", "models", "datamodules", "retrieval")
 SCRIPTS = ("train.py", "evaluate.py")
 SOURCES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 MB = 1_000_000
@@ -30,8 +30,11 @@ def _lint_imports(folder: Path) -> subprocess.CompletedProcess[str]:
 def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the sources, to break."""
     folder = tmp_path_factory.mktemp("scratch")
-    for package in PACKAGES:
-        shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
+    for package in (*PACKAGES, "simzoo"):
+        skip = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / package, folder / package, symlinks=True, ignore=skip)
+    for name in SCRIPTS:
+        shutil.copy(ROOT / name, folder)
     shutil.copy(ROOT / "pyproject.toml", folder)
     return folder
 
@@ -46,17 +49,18 @@ def test_imports_run_one_way(scratch: Path) -> None:
 @pytest.mark.parametrize(
     ("package", "line"),
     [
-        ("losses", "import models"),
-        ("losses", "from datamodules.records import Item"),
-        ("losses", "import retrieval"),
-        ("datamodules", "from models.similarity import LearnedSimilarity"),
-        ("datamodules", "from retrieval import searcher"),
-        ("models", "import retrieval"),
-        ("models", "from datamodules.base import RetrievalData"),
-        ("models", "from train import main"),
-        ("retrieval", "from models.cross_encoder import CrossEncoder"),
-        ("retrieval", "from models import checkpoint"),
-        ("retrieval", "import evaluate"),
+        ("core", "from simzoo.losses import Loss"),
+        ("losses", "import simzoo.models"),
+        ("losses", "import simzoo.retrieval"),
+        ("datamodules", "from simzoo.models.similarity import LearnedSimilarity"),
+        ("datamodules", "from simzoo.retrieval import searcher"),
+        ("models", "import simzoo.retrieval"),
+        ("models", "from simzoo.datamodules.lists import RetrievalData"),
+        ("models", "from simzoo.train import main"),
+        ("models/parts", "from benchmarks import zoo"),
+        ("retrieval", "from simzoo.models.cross_encoder import CrossEncoder"),
+        ("retrieval/searchers", "from simzoo.models.formats import own"),
+        ("retrieval", "import simzoo.evaluate"),
     ],
 )
 def test_import_rules_hold_for_a_new_file(scratch: Path, package: str, line: str) -> None:
@@ -68,7 +72,7 @@ def test_import_rules_hold_for_a_new_file(scratch: Path, package: str, line: str
     finally:
         new.unlink()
     assert done.returncode == 1, done.stdout + done.stderr
-    assert f"{package}.new_system" in done.stdout
+    assert f"simzoo.{package.replace('/', '.')}.new_system" in done.stdout
 
 
 def _tracked() -> list[Path]:
@@ -140,15 +144,40 @@ def test_every_module_says_what_it_is(path: Path) -> None:
     assert len(text.split()) >= 2, f"{path.relative_to(ROOT)}: expected a module docstring, got {text!r}"
 
 
-def test_every_package_is_listed() -> None:
-    """Prevents a new sub-package that works in this folder and is missing where the project is installed."""
-    found = {
-        path.parent.relative_to(ROOT).as_posix().replace("/", ".") for path in SOURCES if path.name == "__init__.py"
-    }
-    settings = PROJECT["tool"]["setuptools"]
-    assert found == set(settings["packages"])
-    assert {path.parent for path in SOURCES} == {ROOT / name.replace(".", "/") for name in found}
-    assert [f"{name}.py" for name in settings["py-modules"]] == list(SCRIPTS)
+def test_every_folder_is_a_package() -> None:
+    """Prevents a new folder that works in this checkout and is missing from the wheel, whose search needs a package."""
+    packages = {path.parent for path in SOURCES if path.name == "__init__.py"}
+    assert {path.parent for path in SOURCES} == packages
+
+
+def test_every_room_is_linked() -> None:
+    """Prevents a room that `import simzoo` does not reach."""
+    links = {path.name: path.readlink().as_posix() for path in (ROOT / "simzoo").iterdir() if path.is_symlink()}
+    assert links == {name: f"../{name}" for name in (*PACKAGES, *SCRIPTS)}
+
+
+@pytest.mark.parametrize("name", [*PACKAGES, *(script.removesuffix(".py") for script in SCRIPTS)])
+def test_a_room_is_refused_by_its_bare_name(name: str) -> None:
+    """Prevents a class that exists twice: as models.x.Y and as simzoo.models.x.Y, each unknown to the other."""
+    done = subprocess.run(
+        [sys.executable, "-c", f"import {name}"], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == (
+        f"ImportError: {name} is a part of simzoo: import simzoo.{name} instead of {name}"
+    )
+
+
+def test_a_checkout_without_links_says_what_to_do(tmp_path: Path) -> None:
+    """Prevents a bare ModuleNotFoundError on Windows, where git writes symbolic links as text files by default."""
+    shutil.copytree(ROOT / "simzoo", tmp_path / "simzoo", symlinks=True)
+    for name in (*PACKAGES, *SCRIPTS):
+        (tmp_path / "simzoo" / name).unlink()
+        (tmp_path / "simzoo" / name).write_text(f"../{name}")
+    done = subprocess.run(
+        [sys.executable, "-c", "import simzoo"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert "core.symlinks=true" in done.stderr.splitlines()[-1]
 
 
 def test_every_dependency_is_pinned() -> None:

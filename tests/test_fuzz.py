@@ -18,16 +18,16 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from datamodules.archives import unpacked
-from datamodules.hub import parse_name, read_manifest
-from models.backbone import BackboneConfig
-from models.checkpoint import read_config
-from models.cross_encoder import CrossEncoder
-from models.tiny import tiny_backbone
-from models.tokens import TokenConfig
-from models.unpickle import load_pickle, mentions
-from models.weights import read_weights
-from retrieval.card import empty_sections
+from simzoo.core.archives import unpacked
+from simzoo.core.hub import parse_name, read_manifest
+from simzoo.models.cross_encoder import CrossEncoder
+from simzoo.models.formats.own import read_config
+from simzoo.models.formats.pickles import load_pickle, mentions
+from simzoo.models.formats.weights import read_weights
+from simzoo.models.parts.backbone import BackboneConfig
+from simzoo.models.parts.tiny import tiny_backbone
+from simzoo.models.parts.tokenizing import TokenConfig
+from simzoo.retrieval.hub.card import empty_sections
 from tests.test_safety import _archive
 
 EXAMPLES = int(os.environ.get("SIMZOO_FUZZ", "25"))
@@ -131,7 +131,7 @@ def test_a_config_is_refused_or_read(
     whole: bool, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """A key of any type, at any depth, of a config.json that is otherwise in order."""
-    from models.similarity import LearnedSimilarity
+    from simzoo.models.similarity import LearnedSimilarity
 
     folder = tmp_path_factory.getbasetemp() / "fuzzed-model"
     folder.mkdir(exist_ok=True)

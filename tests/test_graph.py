@@ -10,17 +10,17 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from datamodules.records import DataError
-from datamodules.reps import Reps
-from models.hypencoder import Hypencoder
-from retrieval import graph
-from retrieval.evaluation import similarity_scorer
-from retrieval.graph import GraphConfig, build_graph, load_graph
-from retrieval.graph_search import GraphSearch, RandomItems, Retrieved
-from retrieval.linear_search import LinearSearch
-from retrieval.scorer import Scorer
-from retrieval.search_exact import Exact
-from retrieval.searcher import Searcher, SearchTask
+from simzoo.core.records import DataError
+from simzoo.core.reps import Reps
+from simzoo.models.hypencoder import Hypencoder
+from simzoo.retrieval.evaluation import similarity_scorer
+from simzoo.retrieval.scorer import Scorer
+from simzoo.retrieval.searcher import Searcher, SearchTask
+from simzoo.retrieval.searchers.exact import Exact
+from simzoo.retrieval.searchers.graph_search import GraphSearch, RandomItems, Retrieved
+from simzoo.retrieval.searchers.linear_search import LinearSearch
+from simzoo.retrieval.storage import graph
+from simzoo.retrieval.storage.graph import GraphConfig, build_graph, load_graph
 from tests.test_searchers import Vectors, problem, run, task_of
 from tests.toy import toy_collection
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from datamodules.hub import file_sha256, write_manifest
-from models.cross_encoder import CrossEncoder
-from models.tiny import tiny_backbone
+from simzoo.core.hub import file_sha256, write_manifest
+from simzoo.models.cross_encoder import CrossEncoder
+from simzoo.models.parts.tiny import tiny_backbone
 from tests.hub_client import DOCUMENTS, QUERY, ROOT, Client, contents
 from tests.loopback_hub import Fault, Hub, Repo
 from tests.test_hypencoder_released import released
@@ -101,7 +101,7 @@ def test_pushed_pulled_loaded_by_revision_and_offline(
     """The circle that everybody walks; the second time without a connection."""
     client.hub("push", checkpoint, "me/circle@v1")
     code = f"""
-from models.similarity import LearnedSimilarity
+from simzoo.models.similarity import LearnedSimilarity
 value = LearnedSimilarity.from_pretrained("me/circle@v1").rank({QUERY!r}, {DOCUMENTS!r})
 """
     found = client.run(code)
@@ -110,9 +110,9 @@ value = LearnedSimilarity.from_pretrained("me/circle@v1").rank({QUERY!r}, {DOCUM
     assert [score for _, score in found] == pytest.approx([score for _, score in own], rel=1e-5)
     start = client.run(f"""
 import torch
-from models.backbone import BackboneConfig
-from models.cross_encoder import CrossEncoder
-from models.tokens import TokenConfig
+from simzoo.models.parts.backbone import BackboneConfig
+from simzoo.models.cross_encoder import CrossEncoder
+from simzoo.models.parts.tokenizing import TokenConfig
 started = CrossEncoder(BackboneConfig({str(tiny_backbone())!r}, start="me/circle@v1"), TokenConfig(24, 24))
 value = started.encoder.model.embeddings.word_embeddings.weight[5].tolist()
 """)
@@ -146,7 +146,7 @@ def test_an_upload_that_is_cut_leaves_nothing_and_can_be_repeated(
     """Half a model on the Hub is downloaded by somebody before it is whole."""
     hub.large.clear()
     hub.faults.append(Fault("/lfs/", method="PUT", after=200, times=1))
-    words = [sys.executable, "-m", "retrieval.hub", "push", str(checkpoint), "me/cut"]
+    words = [sys.executable, "-m", "simzoo.retrieval.hub.commands", "push", str(checkpoint), "me/cut"]
     process = subprocess.Popen(words, cwd=ROOT, env=client.env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     assert hub.uploaded.wait(300), "the upload never began"
     process.send_signal(signal.SIGKILL)
@@ -154,7 +154,9 @@ def test_an_upload_that_is_cut_leaves_nothing_and_can_be_repeated(
     repo: Repo = hub.repos["me/cut"]
     assert all(files == {} for files in repo.commits.values()), "a part of the model is visible"
     with pytest.raises(RuntimeError, match=r"config\.json"):
-        client.run('from models.similarity import LearnedSimilarity; LearnedSimilarity.from_pretrained("me/cut")')
+        client.run(
+            'from simzoo.models.similarity import LearnedSimilarity; LearnedSimilarity.from_pretrained("me/cut")'
+        )
     hub.faults.clear()
     client.hub("push", checkpoint, "me/cut")
     assert repo.commits[repo.branches["main"]]["model.safetensors"] == (checkpoint / "model.safetensors").read_bytes()
@@ -260,7 +262,8 @@ def test_a_refusal_on_the_way_says_what_to_do_and_leaves_nothing(
 def test_without_xet_large_files_can_be_published_all_the_same(hub: Hub, client: Client, checkpoint: Path) -> None:
     """The client takes Xet wherever its package is installed, and does not say how to do without."""
     pytest.importorskip("hf_xet")
-    push = f"from retrieval.hub import push; from pathlib import Path; push(Path({str(checkpoint)!r}), 'me/large')"
+    push = "from simzoo.retrieval.hub.commands import push; from pathlib import Path; "
+    push += f"push(Path({str(checkpoint)!r}), 'me/large')"
     setting = "import huggingface_hub.constants as c; c.HF_HUB_DISABLE_XET = {}\n"
     try:
         with pytest.raises(RuntimeError, match="HF_HUB_DISABLE_XET=1 does without it"):
@@ -305,7 +308,7 @@ def test_a_beir_set_comes_from_the_hub(hub: Hub, client: Client, tmp_path: Path)
     qrels = b"query-id\tcorpus-id\tscore\nq\ti1\t1\n"
     hub.add("datasets/BeIR/fiqa-qrels", {"test.tsv": qrels, "README.md": b"---\nlicense: mit\n---\n"})
     code = """
-from datamodules.tasks import BEIR
+from simzoo.datamodules.sources import BEIR
 (found,) = BEIR(name="fiqa").collections("test")
 value = [found.name, len(found.items), found.judgements]
 """

@@ -10,10 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from datamodules.hub import file_sha256
-from models.cross_encoder import CrossEncoder
-from models.dual_encoder import DualEncoder
-from models.tiny import tiny_backbone
+from simzoo.core.hub import file_sha256
+from simzoo.models.cross_encoder import CrossEncoder
+from simzoo.models.dual_encoder import DualEncoder
+from simzoo.models.parts.tiny import tiny_backbone
 from tests.hub_client import ROOT, Client, contents
 from tests.loopback_hub import Hub
 from tests.test_cmc_released import released as cmc
@@ -45,7 +45,7 @@ def test_training_and_teaching_take_every_form_of_a_name(
 ) -> None:
     """A recipe whose start weights, teacher, first stage or backbone are others than it names trains another model."""
     (tmp_path / "data").mkdir()
-    data = ["--data=datamodules.tasks.BEIR", f"--data.root={collection(tmp_path / 'data')}"]
+    data = ["--data=simzoo.datamodules.sources.BEIR", f"--data.root={collection(tmp_path / 'data')}"]
     DualEncoder.tiny().save_pretrained(tmp_path / "first")
     places = {"first": tmp_path / "first", "start": checkpoint, "backbone": tiny_backbone()}
     for name, folder in places.items():
@@ -64,11 +64,11 @@ def test_training_and_teaching_take_every_form_of_a_name(
         ]
         words += ["--trainer.accelerator=cpu", "--trainer.max_steps=1", "--trainer.logger=false", f"--release={out}"]
         words += ["--trainer.enable_progress_bar=false", f"--trainer.default_root_dir={out}"]
-        words += [f"{model}=models.cross_encoder.CrossEncoder", f"{model}.optimization.lr=1e-30"]
+        words += [f"{model}=simzoo.models.cross_encoder.CrossEncoder", f"{model}.optimization.lr=1e-30"]
         words += [f"{model}.backbone.name={named['backbone']}", f"{model}.backbone.start={named['start']}"]
         words += [f"{model}.tokens.query_length=24", f"{model}.tokens.item_length=24"]
-        words += [f"{mined}+=retrieval.mining.MineCandidates", f"{mined}.teacher={named['start']}"]
-        words += [f"{mined}.first_stage=retrieval.dense.Dense", f"{mined}.depth=8"]
+        words += [f"{mined}+=simzoo.retrieval.mining.MineCandidates", f"{mined}.teacher={named['start']}"]
+        words += [f"{mined}.first_stage=simzoo.retrieval.first_stages.dense.Dense", f"{mined}.depth=8"]
         words += [f"{mined}.first_stage.checkpoint={named['first']}", f"{mined}.folder={out / 'mined'}"]
         client.run(f"import train; train.main({words!r})")
         taught = ["teach", "--checkpoint", named["start"], *data, "--top", "4", "--output", str(out / "lessons")]
@@ -94,7 +94,8 @@ def test_old_files_load_by_name(hub: Hub, client: Client, tmp_path: Path) -> Non
     hub.add("me/cmc", {"pytorch_model.bin": (tmp_path / "pytorch_model.bin").read_bytes()})
     hub.add("me/rails", {NAME: write(tmp_path / NAME, rails()).read_bytes()})
     found = client.run(f"""
-from models import cmc_released, rails_released
+from simzoo.models.formats import cmc as cmc_released
+from simzoo.models.formats import rails as rails_released
 cmc = cmc_released.load_released("me/cmc", {str(tiny_backbone())!r}, heads=2, query_length=24, item_length=24)
 sizes = rails_released.ReleasedSizes(2, 3, 2, "swiglu", 0.5, output_length=2)
 value = [cmc.weights_sha256, rails_released.load_released("me/rails@main", sizes).weights_sha256]

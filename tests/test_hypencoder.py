@@ -11,17 +11,18 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from benchmarks import hypencoder_students
-from benchmarks.hypencoder_students import Encoded, Frozen
-from datamodules.records import DataError, Item, Query
-from datamodules.reps import Ragged, take
-from models import checkpoint, hypencoder
-from models.backbone import BackboneConfig, LoRA
-from models.hypencoder import Hypencoder
-from models.hyperhead import Hyperhead
-from models.q_net import QNet, QNetConfig
-from models.tiny import tiny_backbone
-from models.tokens import TokenConfig
+from benchmarks.hypencoder import students as hypencoder_students
+from benchmarks.hypencoder.students import Encoded, Frozen
+from simzoo.core.records import DataError, Item, Query
+from simzoo.core.reps import Ragged, take
+from simzoo.models import hypencoder
+from simzoo.models.formats import own as checkpoint
+from simzoo.models.hypencoder import Hypencoder
+from simzoo.models.parts.backbone import BackboneConfig, LoRA
+from simzoo.models.parts.hyperhead import Hyperhead
+from simzoo.models.parts.q_net import QNet, QNetConfig
+from simzoo.models.parts.tiny import tiny_backbone
+from simzoo.models.parts.tokenizing import TokenConfig
 
 QUERIES = [Query("q0", "the boat lay on the river bank", (4, 8)), Query("q1", "banks"), Query("q2", "money, a river")]
 ITEMS = [Item(f"i{n}", text) for n, text in enumerate(["a small boat", "z", "river bank river bank", "x y", "money"])]

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AutoModel, AutoTokenizer
 
-from datamodules.records import Item, Query
-from datamodules.reps import Ragged, Reps
-from models import checkpoint
-from models.hypencoder import Hypencoder
-from models.hypencoder_released import load_released
-from models.similarity import LearnedSimilarity
-from models.tiny import tiny_backbone
+from simzoo.core.records import Item, Query
+from simzoo.core.reps import Ragged, Reps
+from simzoo.models.formats import own as checkpoint
+from simzoo.models.formats.hypencoder import load_released
+from simzoo.models.hypencoder import Hypencoder
+from simzoo.models.parts.tiny import tiny_backbone
+from simzoo.models.similarity import LearnedSimilarity
 
 QUERIES = ["the boat lay on the river bank", "banks"]
 ITEMS = [Item("i0", "a small boat", "boat"), Item("i1", "the land beside a river"), Item("i2", "z")]

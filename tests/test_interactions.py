@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from datamodules.interactions import FEW_ITEMS, FEW_USERS, NO_ACTION, REPEATED, Layout, load_interactions
-from datamodules.records import DataError, History
-from datamodules.reps import Ragged, Reps
-from datamodules.sequences import NO_NEXT, NextItems, leave_one_out, outside
+from simzoo.core.records import DataError, History
+from simzoo.core.reps import Ragged, Reps
+from simzoo.datamodules.next_items import NO_NEXT, NextItems, leave_one_out, outside
+from simzoo.datamodules.readers.interactions import FEW_ITEMS, FEW_USERS, NO_ACTION, REPEATED, Layout, load_interactions
 
 # The same actions in every layout: (user, item, seconds), out of order in time, two at the same second.
 ACTIONS = [("u", "b", 20), ("v", "x", 5), ("u", "a", 10), ("u", "c", 20), ("v", "a", 6)]

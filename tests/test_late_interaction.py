@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from datamodules.reps import Ragged, Reps
-from models import late_interaction
-from models.backbone import BackboneConfig
-from models.late_interaction import PolyEncoder, SumOfMax
-from models.tiny import tiny_backbone
+from simzoo.core.reps import Ragged, Reps
+from simzoo.models import late_interaction
+from simzoo.models.late_interaction import PolyEncoder, SumOfMax
+from simzoo.models.parts.backbone import BackboneConfig
+from simzoo.models.parts.tiny import tiny_backbone
 from tests.toy import toy_collection
 
 COLLECTION = toy_collection(num_items=9, num_queries=4)

@@ -14,13 +14,14 @@ import torch
 from torch import Tensor
 from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel
 
-from datamodules.records import Item, Query
-from models import anncur_released, lightning_ir
-from models.backbone import BackboneConfig
-from models.cross_encoder import CrossEncoder
-from models.similarity import LearnedSimilarity
-from models.tiny import tiny_backbone
-from models.tokens import TokenConfig
+from simzoo.core.records import Item, Query
+from simzoo.models.cross_encoder import CrossEncoder
+from simzoo.models.formats import anncur as anncur_released
+from simzoo.models.formats import lightning_ir
+from simzoo.models.parts.backbone import BackboneConfig
+from simzoo.models.parts.tiny import tiny_backbone
+from simzoo.models.parts.tokenizing import TokenConfig
+from simzoo.models.similarity import LearnedSimilarity
 
 QUERIES = [Query("q0", "the boat lay on the river bank", (4, 8)), Query("q1", "banks")]
 ITEMS = [Item("i0", "a small boat", "boat"), Item("i1", "the land beside a river"), Item("i2", "z")]

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from retrieval.least_squares import CUT, GrowingLeastSquares
+from simzoo.retrieval.searchers.least_squares import CUT, GrowingLeastSquares
 
 Doubles = NDArray[np.float64]
 WIDTH, EQUATIONS, STEPS = 40, 70, (0, 10, 25, 38, 40, 41, 55, 70)

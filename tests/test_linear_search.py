@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from retrieval.linear_search import LinearSearch
-from retrieval.search_exact import Exact
+from simzoo.retrieval.searchers.exact import Exact
+from simzoo.retrieval.searchers.linear_search import LinearSearch
 from tests.test_searchers import problem, run, task_of
 
 

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from losses import InBatchCrossEntropy, KLToRetriever, MatchLoss, PairLoss, SoftmaxCrossEntropy, Targets
-from losses.ranking import in_batch_cross_entropy, match, pair, softmax_cross_entropy
+from simzoo.losses import InBatchCrossEntropy, KLToRetriever, MatchLoss, PairLoss, SoftmaxCrossEntropy, Targets
+from simzoo.losses.ranking import in_batch_cross_entropy, match, pair, softmax_cross_entropy
 
 SCORES = torch.tensor([[2.0, 1.0, 0.0], [0.5, 0.5, 3.0]])
 ALL = torch.ones(2, 3, dtype=torch.bool)

@@ -11,10 +11,10 @@ import pytest
 import torch
 from lightning import Trainer
 
-from datamodules.candidates import Candidates
-from losses import MarginMSE, OtherPositivesCrossEntropy, SumOfLosses, Targets
-from losses.ranking import margin_mse, other_positives_cross_entropy
-from models.dual_encoder import DualEncoder
+from simzoo.core.candidates import Candidates
+from simzoo.losses import MarginMSE, OtherPositivesCrossEntropy, SumOfLosses, Targets
+from simzoo.losses.ranking import margin_mse, other_positives_cross_entropy
+from simzoo.models.dual_encoder import DualEncoder
 from tests.toy import Toy
 
 SCORES = torch.tensor([[2.0, 1.0, 0.0, 4.0], [0.5, 0.5, 3.0, 1.0]])

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from scipy.stats import bootstrap
 from sklearn.metrics import ndcg_score
 
-from datamodules.records import Collection, Item, Query
-from retrieval.metrics import accuracy, interval, ir_metrics, parse_measures, retrieved, topk_recall
+from simzoo.core.records import Collection, Item, Query
+from simzoo.retrieval.results.metrics import accuracy, interval, ir_metrics, parse_measures, retrieved, topk_recall
 
 
 def collection_of(judgements: list[dict[int, int]], items: int = 6) -> Collection:

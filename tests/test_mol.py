@@ -11,20 +11,20 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from datamodules.batch import Batch
-from datamodules.records import Item, Query
-from datamodules.reps import Ragged
-from losses import MutualInformation, Targets, UserL2
-from losses.mixture import gate_entropies, mutual_information, user_l2
-from models.backbone import BackboneConfig, load_tokenizer
-from models.mixture import GatedLinear, HashedUsers, MixtureConfig, MoLHead, mol_scores
-from models.mol import MoL, ParameterizedPooling
-from models.tiny import tiny_backbone
-from models.tokens import TextEncoder, TokenConfig
-from retrieval.evaluation import similarity_scorer
-from retrieval.mol_topk import BruteForce, ExactMoL
-from retrieval.search_exact import Exact
-from retrieval.searcher import SearchTask
+from simzoo.core.batch import Batch
+from simzoo.core.records import Item, Query
+from simzoo.core.reps import Ragged
+from simzoo.losses import MutualInformation, Targets, UserL2
+from simzoo.losses.mixture import gate_entropies, mutual_information, user_l2
+from simzoo.models.mixture_of_logits import MoL, ParameterizedPooling
+from simzoo.models.parts.backbone import BackboneConfig, load_tokenizer
+from simzoo.models.parts.mixture import GatedLinear, HashedUsers, MixtureConfig, MoLHead, mol_scores
+from simzoo.models.parts.tiny import tiny_backbone
+from simzoo.models.parts.tokenizing import TextEncoder, TokenConfig
+from simzoo.retrieval.evaluation import similarity_scorer
+from simzoo.retrieval.searcher import SearchTask
+from simzoo.retrieval.searchers.exact import Exact
+from simzoo.retrieval.searchers.mol.topk import BruteForce, ExactMoL
 from tests.toy import toy_collection
 
 FULL = MixtureConfig(2, 3, gate_hidden=5, query_gate=True, item_gate=True)

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from retrieval.mol_index import Largest, largest, reaching
+from simzoo.retrieval.searchers.mol.index import Largest, largest, reaching
 
 
 @given(st.integers(0, 99), st.integers(1, 9), st.sampled_from([9, 333]), st.sampled_from([4, 4000]))

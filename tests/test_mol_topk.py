@@ -13,15 +13,21 @@ from numpy.typing import NDArray
 from qdrant_client import QdrantClient
 from qdrant_client.models import PointIdsList
 
-from datamodules.records import Collection, Item, Query
-from datamodules.reps import Reps
-from models.mixture import MixtureConfig, MoLHead
-from retrieval import mol_candidates, mol_index, mol_topk, vector_database
-from retrieval.ann import HNSW, Flat, IndexKind
-from retrieval.evaluation import evaluate
-from retrieval.mol_index import MixtureIndex
-from retrieval.mol_searcher import Best, BoundedRanking, MixtureSearcher
-from retrieval.mol_topk import (
+from simzoo.core.records import Collection, Item, Query
+from simzoo.core.reps import Reps
+from simzoo.models.parts.mixture import MixtureConfig, MoLHead
+from simzoo.retrieval.evaluation import evaluate
+from simzoo.retrieval.first_stages import vector_database
+from simzoo.retrieval.first_stages.vector_database import Qdrant
+from simzoo.retrieval.first_stages.vector_index import HNSW, Flat, IndexKind
+from simzoo.retrieval.scorer import Scorer
+from simzoo.retrieval.searcher import SearchTask
+from simzoo.retrieval.searchers.mol import candidates as mol_candidates
+from simzoo.retrieval.searchers.mol import index as mol_index
+from simzoo.retrieval.searchers.mol import topk as mol_topk
+from simzoo.retrieval.searchers.mol.index import MixtureIndex
+from simzoo.retrieval.searchers.mol.searcher import Best, BoundedRanking, MixtureSearcher
+from simzoo.retrieval.searchers.mol.topk import (
     BruteForce,
     CombTopK,
     ExactMoL,
@@ -29,9 +35,6 @@ from retrieval.mol_topk import (
     TopKGate,
     TopKPerEmbd,
 )
-from retrieval.scorer import Scorer
-from retrieval.searcher import SearchTask
-from retrieval.vector_database import Qdrant
 
 Doubles = NDArray[np.float64]
 METHODS: list[type[MixtureSearcher]] = [BruteForce, ExactMoL, TopKPerEmbd, TopKAvg, CombTopK, TopKGate]

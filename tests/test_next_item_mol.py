@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from datamodules.batch import Batch
-from datamodules.records import History, Item
-from losses import MutualInformation, Targets, UserL2
-from models.mixture import MixtureConfig
-from models.next_item_mol import NextItemMoL, user_number
-from models.sequence import SequenceConfig
+from simzoo.core.batch import Batch
+from simzoo.core.records import History, Item
+from simzoo.losses import MutualInformation, Targets, UserL2
+from simzoo.models.next_item_mol import NextItemMoL, user_number
+from simzoo.models.parts.mixture import MixtureConfig
+from simzoo.models.parts.sequence import SequenceConfig
 
 HISTORIES = [History.of("7", ("i0", "i2", "i1"), None), History.of("ann", ("i4",), None)]
 ITEMS = [Item(f"i{n}", "") for n in range(5)]

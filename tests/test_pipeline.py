@@ -7,20 +7,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from evaluate import parser
-from models import checkpoint
-from models.cmc import CMC
-from models.cross_encoder import CrossEncoder
-from models.dual_encoder import DualEncoder
-from models.similarity import LearnedSimilarity
-from retrieval.axn import AXN
-from retrieval.cur import CUR
-from retrieval.dense import Dense
-from retrieval.evaluation import evaluate, similarity_scorer
-from retrieval.first_stage import BM25
-from retrieval.pipeline import Pipeline, Stage
-from retrieval.search_exact import Exact, Rerank
-from retrieval.searcher import SearchTask
+from simzoo.evaluate import parser
+from simzoo.models.cmc import CMC
+from simzoo.models.cross_encoder import CrossEncoder
+from simzoo.models.dual_encoder import DualEncoder
+from simzoo.models.formats import own as checkpoint
+from simzoo.models.similarity import LearnedSimilarity
+from simzoo.retrieval.evaluation import evaluate, similarity_scorer
+from simzoo.retrieval.first_stages.dense import Dense
+from simzoo.retrieval.first_stages.first_stage import BM25
+from simzoo.retrieval.searcher import SearchTask
+from simzoo.retrieval.searchers.axn import AXN
+from simzoo.retrieval.searchers.cur import CUR
+from simzoo.retrieval.searchers.exact import Exact, Rerank
+from simzoo.retrieval.searchers.pipeline import Pipeline, Stage
 from tests.toy import toy_collection
 
 COLLECTION = toy_collection()

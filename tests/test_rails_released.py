@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from datamodules.records import DataError, History, Item
-from models.next_item_mol import NextItemMoL
-from models.rails_released import ReleasedSizes, load_released
-from models.similarity import LearnedSimilarity
+from simzoo.core.records import DataError, History, Item
+from simzoo.models.formats.rails import ReleasedSizes, load_released
+from simzoo.models.next_item_mol import NextItemMoL
+from simzoo.models.similarity import LearnedSimilarity
 
 NAME = (
     "HSTU-b2-h2-dqk4-dv4-lsilud0.2-ad0.0_MoL-3x2x4-t0.5-d0.2-l2-q5d0.0swiglu-id0.1-gq6-gi6d0.0-gqi6d0.0-x-glu_silu-"

@@ -21,11 +21,13 @@ from typing import NamedTuple
 
 import pytest
 
+from simzoo.__main__ import COMMANDS
+
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
 DOCUMENTS = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
-INDENTED = re.compile(r"^    (?=(?:\.venv/bin/)?(?:python3?|make|pip) )", re.MULTILINE)
+INDENTED = re.compile(r"^    (?=(?:\.venv/bin/)?(?:python3?|make|pip|simzoo) )", re.MULTILINE)
 # Commands of other programs, which are taken on trust.
 TRUSTED = {"apt-get", "cd", "export", "git", "pre-commit", "ruff"}
 
@@ -141,6 +143,17 @@ def _check_python(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert not unknown, f"{shlex.join(words[:start])} has no option {unknown}"
 
 
+def _check_simzoo(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert words[0] in COMMANDS, f"simzoo has no command {words[0]!r}"
+    script = {"train": ["train.py"], "evaluate": ["evaluate.py"], "search": ["evaluate.py", "search"]}.get(words[0])
+    if script is not None:
+        _check_python([*script, *words[1:]], monkeypatch)
+        return
+    text = _help("-m", "simzoo", *words[:2])
+    unknown = [word for word in words if word.startswith("--") and word.split("=")[0] not in text]
+    assert not unknown, f"simzoo {shlex.join(words[:2])} has no option {unknown}"
+
+
 def check_command(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Fails unless what a command line names exists.
 
@@ -157,6 +170,8 @@ def check_command(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
             _check_python(rest, monkeypatch)
     elif program == "pip":
         _check_pip(rest)
+    elif program == "simzoo":
+        _check_simzoo(rest, monkeypatch)
     else:
         assert program in TRUSTED, f"no check knows the command {program!r}: add one, or leave it out"
 
@@ -210,8 +225,10 @@ def test_command_line_is_real(block: Block, words: list[str], here: Path, monkey
         ("python train.py fit --config configs/nosuch.yaml", "no configs/nosuch.yaml"),
         ("python train.py fit --config configs/wordnet/dual_encoder.yaml --trainer.max_epoch 3", "is refused"),
         ("python train.py fit --config configs/wordnet/dual_encoder.yaml --trainer.max_epochs three", "is refused"),
-        ("python -m datamodules.wordnet fetch --nosuch", "no option"),
+        ("python -m simzoo.datamodules.readers.wordnet fetch --nosuch", "no option"),
         ("python -m datamodules.nosuch", "--help fails"),
+        ("simzoo frobnicate", "no command 'frobnicate'"),
+        ("simzoo hub pull org/name --nosuch", "no option"),
         ("X=1 frobnicate | tee log", "no check knows the command 'frobnicate'"),
     ],
 )

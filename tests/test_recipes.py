@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-import train
-from datamodules.wordnet import find_wordnet
-from datamodules.zeshel import ZESHEL_SPLITS
-from models.backbone import MINILM, MINILM_SHA256
-from models.similarity import LearnedSimilarity
-from models.tiny import tiny_backbone
+from simzoo import train
+from simzoo.datamodules.readers.wordnet import find_wordnet
+from simzoo.datamodules.readers.zeshel import ZESHEL_SPLITS
+from simzoo.models.parts.backbone import MINILM, MINILM_SHA256
+from simzoo.models.parts.tiny import tiny_backbone
+from simzoo.models.similarity import LearnedSimilarity
 from tests.layouts import write_blink, write_dstc7, write_msmarco, write_zeshel
 
 ROOT = Path(__file__).parents[1]
@@ -41,27 +41,29 @@ def on_a_small_backbone(recipe: Path) -> str:
 
 def arguments(recipe: Path, folder: Path, text: str) -> list[str]:
     """The recipe on a few queries, mining (where it mines) by BM25, with its own teacher, writing into ``folder``."""
-    if "datamodules.sequences.NextItems" in text:
+    if "simzoo.datamodules.next_items.NextItems" in text:
         settings = f"{SMALL} data.path={interactions(folder)} data.layout=recbole data.val_negatives=3"
-    elif "datamodules.tasks.BEIR" in text:
+    elif "simzoo.datamodules.sources.BEIR" in text:
         text = text.replace("bf16-mixed", "32")
         settings = f"{SMALL} data.root={collection(folder)}"
-    elif "datamodules.distillation.Distillation" in text:
+    elif "simzoo.datamodules.distillation.Distillation" in text:
         layers = text.count("768")
         settings = SMALL.replace("data.max_val_queries=8", "trainer.precision=32")
         settings += f" data.records=[{lessons(folder)}]"
         settings += f" model.init_args.q_net.widths=[{','.join(['16'] * layers)}]"
-    elif "datamodules.tasks.WordNet" in text:
+    elif "simzoo.datamodules.sources.WordNet" in text:
         find_wordnet()
-        assert "retrieval.mining.MineCandidates" in text
+        assert "simzoo.retrieval.mining.MineCandidates" in text
         settings = SMALL + WORLDS
     else:
-        [write] = [writer for name, writer in WRITERS.items() if f"datamodules.tasks.{name}" in text]
+        [write] = [writer for name, writer in WRITERS.items() if f"simzoo.datamodules.sources.{name}" in text]
         write(folder / "data" / recipe.parent.name)
         text = text.replace(": data/", f": {folder}/data/")
         settings = SMALL
     scratch = folder / recipe.name
-    checkpointed = text.replace("retrieval.dense.Dense", "retrieval.first_stage.BM25")
+    checkpointed = text.replace(
+        "simzoo.retrieval.first_stages.dense.Dense", "simzoo.retrieval.first_stages.first_stage.BM25"
+    )
     checkpointed = checkpointed.replace("teacher: checkpoints/", f"teacher: {ROOT}/checkpoints/")
     lines = [line for line in checkpointed.splitlines() if ": checkpoints/" not in line]
     kept = []

@@ -12,10 +12,10 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from datamodules.records import Collection, Item, Query
-from retrieval import progress as shown
-from retrieval.report import Curves, Example, RunReport, write_report
-from retrieval.searcher import Ranking
+from simzoo.core import progress as shown
+from simzoo.core.records import Collection, Item, Query
+from simzoo.retrieval.results.report import Curves, Example, RunReport, write_report
+from simzoo.retrieval.searcher import Ranking
 from tests.test_run_files import description
 
 EVIL = "<script>alert(1)</script>"
@@ -191,7 +191,7 @@ def test_page_is_the_same_each_time(tmp_path: Path) -> None:
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """A clock that stands still unless its only number is changed."""
     now = [100.0]
-    monkeypatch.setattr("retrieval.progress.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("simzoo.core.progress.time.monotonic", lambda: now[0])
     return now
 
 

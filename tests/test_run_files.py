@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 import torch
 
-from datamodules.records import Collection, DataError, Item, Query
-from retrieval import run_files
-from retrieval.metrics import ir_metrics
-from retrieval.searcher import Ranking
+from simzoo.core.records import Collection, DataError, Item, Query
+from simzoo.retrieval.results import run_files
+from simzoo.retrieval.results.metrics import ir_metrics
+from simzoo.retrieval.searcher import Ranking
 
 
 def description(values: dict[str, list[float]], fingerprint: str = "f" * 64) -> dict[str, Any]:

@@ -19,13 +19,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from models.backbone import BackboneConfig
-from models.cross_encoder import CrossEncoder
-from models.dual_encoder import DualEncoder
-from models.similarity import LearnedSimilarity
-from models.tiny import tiny_backbone
-from models.tokens import TokenConfig
-from models.unpickle import mentions
+from simzoo.models.cross_encoder import CrossEncoder
+from simzoo.models.dual_encoder import DualEncoder
+from simzoo.models.formats.pickles import mentions
+from simzoo.models.parts.backbone import BackboneConfig
+from simzoo.models.parts.tiny import tiny_backbone
+from simzoo.models.parts.tokenizing import TokenConfig
+from simzoo.models.similarity import LearnedSimilarity
 
 EXTRA_MEMORY = 200_000  # KB
 
@@ -82,8 +82,9 @@ def test_a_safetensors_header_that_lies_is_refused(
 
 @pytest.mark.parametrize(
     "class_path",
-    ["os.system", "subprocess.Popen", "models.similarity.LearnedSimilarity", "models.checkpoint.load", "evil.Model",
-     "models.cross_encoder.nn.Linear", "models.../evil.Model", "CrossEncoder", "train.Release", 7, None],
+    ["os.system", "subprocess.Popen", "simzoo.models.similarity.LearnedSimilarity", "simzoo.models.formats.own.load",
+     "evil.Model", "simzoo.models.cross_encoder.nn.Linear", "models.../evil.Model", "CrossEncoder", "train.Release",
+     7, None],
 )  # fmt: skip
 def test_a_config_with_an_unknown_class_is_refused(class_path: Any, checkpoint: Path, tmp_path: Path) -> None:
     """A class path in a downloaded file is an import that a stranger chooses."""

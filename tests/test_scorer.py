@@ -11,15 +11,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from datamodules.records import DataError
-from datamodules.reps import take
-from models.cmc import CMC
-from models.cross_encoder import CrossEncoder
-from models.dual_encoder import DualEncoder
-from models.similarity import LearnedSimilarity
-from retrieval.encode import encode_items, encode_queries
-from retrieval.score_matrix import ScoreMatrix, build_matrix
-from retrieval.scorer import Scorer
+from simzoo.core.records import DataError
+from simzoo.core.reps import take
+from simzoo.models.cmc import CMC
+from simzoo.models.cross_encoder import CrossEncoder
+from simzoo.models.dual_encoder import DualEncoder
+from simzoo.models.similarity import LearnedSimilarity
+from simzoo.retrieval.scorer import Scorer
+from simzoo.retrieval.storage.encoding import encode_items, encode_queries
+from simzoo.retrieval.storage.score_matrix import ScoreMatrix, build_matrix
 from tests.toy import toy_collection
 
 MATRIX = np.random.default_rng(0).normal(size=(5, 9)).astype(np.float32)

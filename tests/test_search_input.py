@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from datamodules.reps import Reps
-from models.cross_encoder import CrossEncoder
-from retrieval.encode import encode_items, encode_queries
-from retrieval.normalize import fit_normalization
-from retrieval.scorer import Scorer
-from retrieval.search_exact import Exact, Rerank
-from retrieval.searcher import Searcher, SearchTask
+from simzoo.core.reps import Reps
+from simzoo.models.cross_encoder import CrossEncoder
+from simzoo.retrieval.scorer import Scorer
+from simzoo.retrieval.searcher import Searcher, SearchTask
+from simzoo.retrieval.searchers.exact import Exact, Rerank
+from simzoo.retrieval.searchers.normalization import fit_normalization
+from simzoo.retrieval.storage.encoding import encode_items, encode_queries
 from tests.test_searchers import Vectors, problem, registered, task_of
 from tests.toy import toy_collection
 

@@ -15,17 +15,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-import retrieval
-from datamodules.records import Collection, Item, Query
-from retrieval.axn import AXN
-from retrieval.cur import CUR
-from retrieval.dense import Dense
-from retrieval.first_stage import Random
-from retrieval.least_squares import GrowingLeastSquares
-from retrieval.normalize import fit_normalization
-from retrieval.scorer import Scorer
-from retrieval.search_exact import Exact, Rerank
-from retrieval.searcher import Ranking, Searcher, SearchTask
+from simzoo import retrieval
+from simzoo.core.records import Collection, Item, Query
+from simzoo.retrieval.first_stages.dense import Dense
+from simzoo.retrieval.first_stages.first_stage import Random
+from simzoo.retrieval.scorer import Scorer
+from simzoo.retrieval.searcher import Ranking, Searcher, SearchTask
+from simzoo.retrieval.searchers.axn import AXN
+from simzoo.retrieval.searchers.cur import CUR
+from simzoo.retrieval.searchers.exact import Exact, Rerank
+from simzoo.retrieval.searchers.least_squares import GrowingLeastSquares
+from simzoo.retrieval.searchers.normalization import fit_normalization
 
 Floats = NDArray[np.float32]
 
@@ -70,7 +70,7 @@ def run(searcher: Searcher, task: SearchTask, k: int) -> Ranking:
 
 def registered() -> list[type[Searcher]]:
     """Every searcher of the package retrieval that needs nothing but scores."""
-    for module in pkgutil.iter_modules(retrieval.__path__, "retrieval."):
+    for module in pkgutil.walk_packages(retrieval.__path__, "simzoo.retrieval."):
         importlib.import_module(module.name)
     found, waiting = [], Searcher.__subclasses__()
     while waiting:

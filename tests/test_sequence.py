@@ -15,19 +15,19 @@ from lightning import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from sklearn.metrics import ndcg_score
 
-from datamodules.batch import Batch
-from datamodules.records import DataError, History, Item, Query
-from datamodules.sequences import NextItems
-from losses import BinaryCrossEntropy, SoftmaxCrossEntropy, Targets
-from losses.ranking import binary_cross_entropy
-from models import checkpoint
-from models.next_item import NextItem, rank_metrics, target_ranks
-from models.next_item_mol import NextItemMoL
-from models.sequence import SequenceConfig, SequenceEncoder, build_encoder
-from models.similarity import Optimization
-from retrieval.evaluation import evaluate, similarity_scorer
-from retrieval.search_exact import Exact
-from retrieval.searcher import SearchTask
+from simzoo.core.batch import Batch
+from simzoo.core.records import DataError, History, Item, Query
+from simzoo.datamodules.next_items import NextItems
+from simzoo.losses import BinaryCrossEntropy, SoftmaxCrossEntropy, Targets
+from simzoo.losses.ranking import binary_cross_entropy
+from simzoo.models.formats import own as checkpoint
+from simzoo.models.next_item import NextItem, rank_metrics, target_ranks
+from simzoo.models.next_item_mol import NextItemMoL
+from simzoo.models.parts.sequence import SequenceConfig, SequenceEncoder, build_encoder
+from simzoo.models.similarity import Optimization
+from simzoo.retrieval.evaluation import evaluate, similarity_scorer
+from simzoo.retrieval.searcher import SearchTask
+from simzoo.retrieval.searchers.exact import Exact
 
 CONFIGS = [
     SequenceConfig("sasrec", width=16, heads=2, length=8, aligned="first"),

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import permutation_test
 
-from datamodules.records import DataError
-from retrieval.significance import compare_runs, holm, paired_randomization
+from simzoo.core.records import DataError
+from simzoo.retrieval.results.significance import compare_runs, holm, paired_randomization
 from tests.test_run_files import write_run
 
 

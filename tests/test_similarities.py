@@ -10,10 +10,10 @@ import pytest
 import torch
 import yaml
 
-from datamodules.records import History, Item
-from datamodules.reps import num_rows, take
-from models import checkpoint
-from models.similarity import LearnedSimilarity
+from simzoo.core.records import History, Item
+from simzoo.core.reps import num_rows, take
+from simzoo.models.formats import own as checkpoint
+from simzoo.models.similarity import LearnedSimilarity
 
 ROOT = Path(__file__).parents[1]
 

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from datamodules.records import DataError, Item
-from datamodules.reps import Ragged, Reps
-from models.cross_encoder import CrossEncoder
-from models.dual_encoder import DualEncoder
-from models.similarity import LearnedSimilarity
-from retrieval.encode import encode_items
-from retrieval.store import Encode, RepresentationStore
+from simzoo.core.records import DataError, Item
+from simzoo.core.reps import Ragged, Reps
+from simzoo.models.cross_encoder import CrossEncoder
+from simzoo.models.dual_encoder import DualEncoder
+from simzoo.models.similarity import LearnedSimilarity
+from simzoo.retrieval.storage.encoding import encode_items
+from simzoo.retrieval.storage.representations import Encode, RepresentationStore
 from tests.toy import toy_collection
 
 ITEMS = [Item(str(i), "boat " * (1 + i % 5)) for i in range(23)]

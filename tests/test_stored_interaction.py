@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from datamodules.reps import Ragged, Reps
-from models.backbone import BackboneConfig
-from models.deformer import DeFormer
-from models.mix_encoder import MixEncoder
-from models.packing import lists_of_pairs
-from models.tiny import tiny_backbone
+from simzoo.core.reps import Ragged, Reps
+from simzoo.models.deformer import DeFormer
+from simzoo.models.mix_encoder import MixEncoder
+from simzoo.models.parts.backbone import BackboneConfig
+from simzoo.models.parts.packing import lists_of_pairs
+from simzoo.models.parts.tiny import tiny_backbone
 from tests.toy import toy_collection
 
 COLLECTION = toy_collection(num_items=5, num_queries=3)

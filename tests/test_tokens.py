@@ -9,13 +9,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from datamodules.records import DataError, Item, Query
-from datamodules.reps import Ragged, concat, num_rows, take
-from models.backbone import BackboneConfig, Encoder, LoRA, load_tokenizer, resolve_backbone
-from models.cross_encoder import CrossEncoder
-from models.packing import buckets, join_pairs
-from models.tiny import tiny_backbone
-from models.tokens import TextEncoder, TokenConfig
+from simzoo.core.records import DataError, Item, Query
+from simzoo.core.reps import Ragged, concat, num_rows, take
+from simzoo.models.cross_encoder import CrossEncoder
+from simzoo.models.parts.backbone import BackboneConfig, Encoder, LoRA, load_tokenizer, resolve_backbone
+from simzoo.models.parts.packing import buckets, join_pairs
+from simzoo.models.parts.tiny import tiny_backbone
+from simzoo.models.parts.tokenizing import TextEncoder, TokenConfig
 
 
 @pytest.fixture(scope="module")

@@ -14,17 +14,17 @@ import torch
 from lightning import Callback, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from datamodules.batch import Batch
-from datamodules.candidates import Candidates
-from datamodules.loading import CollectionBatches
-from datamodules.reps import num_rows
-from losses import Loss, MatchLoss, PairLoss, SoftmaxCrossEntropy, Targets
-from models import checkpoint
-from models.cross_encoder import CrossEncoder
-from models.dual_encoder import DualEncoder
-from models.similarity import LearnedSimilarity, Optimization
-from retrieval.first_stage import BM25
-from retrieval.mining import MineCandidates, mine
+from simzoo.core.batch import Batch
+from simzoo.core.candidates import Candidates
+from simzoo.core.reps import num_rows
+from simzoo.datamodules.loading import CollectionBatches
+from simzoo.losses import Loss, MatchLoss, PairLoss, SoftmaxCrossEntropy, Targets
+from simzoo.models.cross_encoder import CrossEncoder
+from simzoo.models.dual_encoder import DualEncoder
+from simzoo.models.formats import own as checkpoint
+from simzoo.models.similarity import LearnedSimilarity, Optimization
+from simzoo.retrieval.first_stages.first_stage import BM25
+from simzoo.retrieval.mining import MineCandidates, mine
 from tests.toy import Toy, toy_collection
 
 ROOT = Path(__file__).parents[1]
@@ -219,7 +219,7 @@ def test_batch_order_is_a_function_of_seed_and_epoch() -> None:
 
 def test_mining_is_the_top_of_the_first_stage() -> None:
     """Negatives from the wrong rows look hard to the eye and are random."""
-    from retrieval.dense import Dense
+    from simzoo.retrieval.first_stages.dense import Dense
 
     collection = toy_collection()
     stage = Dense.of(DualEncoder.tiny().eval())
@@ -304,8 +304,8 @@ import os, signal, sys
 from pathlib import Path
 from lightning import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
-from models.cross_encoder import CrossEncoder
-from models.similarity import Optimization
+from simzoo.models.cross_encoder import CrossEncoder
+from simzoo.models.similarity import Optimization
 from tests.test_training import trainer
 from tests.toy import Toy
 
@@ -355,8 +355,8 @@ def test_ddp_sees_every_query_once(tmp_path: Path) -> None:
     script = f"""
 import torch
 from pathlib import Path
-from models.dual_encoder import DualEncoder
-from models.similarity import Optimization
+from simzoo.models.dual_encoder import DualEncoder
+from simzoo.models.similarity import Optimization
 from tests.test_training import trainer
 from tests.toy import Toy
 if __name__ == "__main__":

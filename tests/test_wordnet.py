@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from datamodules import wordnet, wordnet_files
-from datamodules.records import Collection, DataError
-from datamodules.wordnet import NOT_FOUND, REPAIRED, REPEATED, SHARED, WORLDS, load_wordnet
-from datamodules.wordnet_files import FILES, PARTS, fetch_wordnet, find_wordnet
-from datamodules.wordnet_text import base_forms
+from simzoo.core.records import Collection, DataError
+from simzoo.datamodules.readers import wordnet, wordnet_files
+from simzoo.datamodules.readers.wordnet import NOT_FOUND, REPAIRED, REPEATED, SHARED, WORLDS, load_wordnet
+from simzoo.datamodules.readers.wordnet_files import FILES, PARTS, fetch_wordnet, find_wordnet
+from simzoo.datamodules.readers.wordnet_text import base_forms
 
 LICENCE = "  1 This software is provided under a license.  \n  2 WordNet 3.0 Copyright 2006 by Nobody.  \n"
 KINDS = {"noun": "n", "verb": "v", "adj": "a", "adv": "r"}
@@ -201,7 +201,7 @@ def test_find(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     (folder / "noun.exc").unlink()
     with pytest.raises(DataError, match=r"lacks noun\.exc") as raised:
         find_wordnet(str(folder))
-    assert "python -m datamodules.wordnet fetch" in str(raised.value)
+    assert "python -m simzoo.datamodules.readers.wordnet fetch" in str(raised.value)
     with pytest.raises(DataError, match="no such folder"):
         find_wordnet(str(tmp_path / "nothing"))
 
@@ -295,7 +295,7 @@ def real() -> tuple[Path, dict[str, Collection]]:
     try:
         folder = find_wordnet()
     except DataError:
-        pytest.skip("no WordNet on this machine; `python -m datamodules.wordnet fetch` gets it")
+        pytest.skip("no WordNet on this machine; `python -m simzoo.datamodules.readers.wordnet fetch` gets it")
     if not (wordnet.wordnet_edition(folder) or "").startswith("3.0"):
         pytest.skip(f"{folder} is not a known build of WordNet 3.0")
     return folder, load_wordnet(folder)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from datamodules.wordnet_text import MentionFinder, base_forms, split_gloss
+from simzoo.datamodules.readers.wordnet_text import MentionFinder, base_forms, split_gloss
 
 GLOSSES = [
     # (gloss, definition, examples): real ones, taken apart by hand

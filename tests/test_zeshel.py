@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from datamodules.records import DataError
-from datamodules.zeshel import NO_TEXT, OTHER_WORLDS, ZESHEL_SPLITS, load_zeshel
+from simzoo.core.records import DataError
+from simzoo.datamodules.readers.zeshel import NO_TEXT, OTHER_WORLDS, ZESHEL_SPLITS, load_zeshel
 
 PAGES = [
     {"document_id": "A1", "title": "Dalek (film)", "text": "Dalek ( film )  A film about\tthe Dalek race ."},

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from datamodules.base import RetrievalData, Split
-from datamodules.records import Collection, Item, Query
+from simzoo.core.records import Collection, Item, Query
+from simzoo.datamodules.lists import RetrievalData, Split
 
 WORDS = ["boat", "river", "bank", "sea", "money", "tree", "stone", "house", "road", "wind", "fish", "sand"]
 

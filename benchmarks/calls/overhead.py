@@ -1,6 +1,6 @@
 """Milliseconds a query that AXN takes besides the calls, beside the plain form of its algorithm.
 
-    python benchmarks/axn.py [--items 10000] [--width 384] [--budget 500] [--threads 2] [--repeats 5]
+    python benchmarks/calls/overhead.py [--items 10000] [--width 384] [--budget 500] [--threads 2] [--repeats 5]
 
 The plain form is Algorithm 1 as written: one query at a time, numpy's least squares in each round. The scores come from
 a matrix, so that a call costs nothing on either side. Ratios are medians over paired repeats, after one that warms up.
@@ -16,11 +16,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from datamodules.records import Collection, Item, Query
-from retrieval.axn import AXN
-from retrieval.dense import Dense
-from retrieval.scorer import Scorer
-from retrieval.searcher import SearchTask
+from simzoo.core.records import Collection, Item, Query
+from simzoo.retrieval.first_stages.dense import Dense
+from simzoo.retrieval.scorer import Scorer
+from simzoo.retrieval.searcher import SearchTask
+from simzoo.retrieval.searchers.axn import AXN
 
 QUERIES = 32
 Floats = NDArray[np.float32]

@@ -1,6 +1,6 @@
 """Numerical rank of score matrices, and their spectra.
 
-    python -m benchmarks.rank checkpoints/wordnet-emb-ce/noun.event.safetensors [...] [--plot docs/rank.svg]
+    python -m benchmarks.calls.rank checkpoints/wordnet-emb-ce/noun.event.safetensors [...] [--plot docs/rank.svg]
 
 Each matrix is centred by query (an offset that no ranking sees is not rank), and its
 singular values are computed in float64. The rank at a tolerance is the number of singular values of at least that share
@@ -16,7 +16,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from retrieval.score_matrix import ScoreMatrix
+from simzoo.retrieval.storage.score_matrix import ScoreMatrix
 
 TOLERANCES = (0.1, 0.03, 0.01)
 ENERGIES = (0.9, 0.99, 0.999)

@@ -1,6 +1,6 @@
 """Top-k-Recall against calls: RNR, ANNCUR and AXN on a matrix of exact scores.
 
-    python -m benchmarks.recall --checkpoint checkpoints/wordnet-emb-ce --world noun.event [--titles] \
+    python -m benchmarks.calls.recall --checkpoint checkpoints/wordnet-emb-ce --world noun.event [--titles] \
         [--dense checkpoints/wordnet-de] [--budgets 50 100 200 500] [--plot docs/recall.svg]
 
 The matrix is the checkpoint's own ``<world>.safetensors`` (made by ``evaluate.py matrix``) unless ``--matrix`` names
@@ -20,17 +20,17 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from datamodules.records import Collection
-from datamodules.wordnet import find_wordnet, load_wordnet
-from retrieval.axn import AXN
-from retrieval.cur import CUR
-from retrieval.dense import Dense
-from retrieval.first_stage import BM25
-from retrieval.metrics import topk_recall
-from retrieval.score_matrix import ScoreMatrix
-from retrieval.scorer import Rows, Scorer, Scores
-from retrieval.search_exact import Rerank
-from retrieval.searcher import Searcher, SearchTask
+from simzoo.core.records import Collection
+from simzoo.datamodules.readers.wordnet import find_wordnet, load_wordnet
+from simzoo.retrieval.first_stages.dense import Dense
+from simzoo.retrieval.first_stages.first_stage import BM25
+from simzoo.retrieval.results.metrics import topk_recall
+from simzoo.retrieval.scorer import Rows, Scorer, Scores
+from simzoo.retrieval.searcher import Searcher, SearchTask
+from simzoo.retrieval.searchers.axn import AXN
+from simzoo.retrieval.searchers.cur import CUR
+from simzoo.retrieval.searchers.exact import Rerank
+from simzoo.retrieval.storage.score_matrix import ScoreMatrix
 
 KS = (1, 10, 100)
 Setting = tuple[float, ...]

@@ -1,8 +1,8 @@
 """Milliseconds of CMC beside a cross-encoder, by number of candidates: CMC's Figure 4 on this machine.
 
-    python -m benchmarks.cmc_speed [--cmc checkpoints/wordnet-cmc] [--cross-encoder checkpoints/wordnet-emb-ce] \
+    python -m benchmarks.cmc.speed [--cmc checkpoints/wordnet-cmc] [--cross-encoder checkpoints/wordnet-emb-ce] \
         [--most 16384] [--most-pairs 1024] [--threads 1] [--plot docs/cmc.svg] [--output out/cmc/speed.json]
-    python -m benchmarks.cmc_speed --papers-sizes
+    python -m benchmarks.cmc.speed --papers-sizes
 
 Wall time, one query at a time, with its encoding: for a machine that does nothing else. CMC's candidates are stored
 vectors, as in use (random ones: its time does not depend on their values); the cross-encoder's are a test world's
@@ -33,14 +33,14 @@ from matplotlib.figure import Figure
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop
 from transformers import BertConfig, BertModel
 
-from datamodules.records import Collection
-from datamodules.reps import Reps
-from datamodules.wordnet import find_wordnet, load_wordnet
-from models.backbone import BackboneConfig, load_tokenizer
-from models.cmc import CMC
-from models.cross_encoder import CrossEncoder
-from models.similarity import LearnedSimilarity
-from models.tokens import TokenConfig
+from simzoo.core.records import Collection
+from simzoo.core.reps import Reps
+from simzoo.datamodules.readers.wordnet import find_wordnet, load_wordnet
+from simzoo.models.cmc import CMC
+from simzoo.models.cross_encoder import CrossEncoder
+from simzoo.models.parts.backbone import BackboneConfig, load_tokenizer
+from simzoo.models.parts.tokenizing import TokenConfig
+from simzoo.models.similarity import LearnedSimilarity
 
 WORLD = "noun.event"
 SECONDS = 1.0

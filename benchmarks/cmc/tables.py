@@ -1,8 +1,8 @@
 """CMC's Tables 1, 2, 4 and 12 on WordNet.
 
-    python -m benchmarks.cmc_train
-    python -m benchmarks.cmc rerank [--worlds noun.event ...] [--queries 100] [--depth 512] [--sum-of-max DIR]
-    python -m benchmarks.cmc pipeline [--titles] [--worlds noun.event ...] [--queries 50] [--pairs 8 16 64]
+    python -m benchmarks.cmc.train
+    python -m benchmarks.cmc.tables rerank [--worlds noun.event ...] [--queries 100] [--depth 512] [--sum-of-max DIR]
+    python -m benchmarks.cmc.tables pipeline [--titles] [--worlds noun.event ...] [--queries 50] [--pairs 8 16 64]
 
 ``rerank``: what the dual encoder's first ``depth`` items become when poly-encoder, sum-of-max and each variant of CMC
 put them into order, without titles; DIR is a trained checkpoint of sum-of-max. ``pipeline``: the cross-encoder's
@@ -25,23 +25,23 @@ import numpy as np
 import transformers
 from numpy.typing import NDArray
 
-from benchmarks.cmc_train import VARIANTS, stored
-from benchmarks.frozen import DE, FrozenEncoder, Nearest
-from datamodules.records import Collection
-from datamodules.reps import Reps
-from datamodules.wordnet import TEST_WORLDS, find_wordnet, load_wordnet
-from models.backbone import BackboneConfig, LoRA
-from models.late_interaction import SumOfMax
-from models.similarity import LearnedSimilarity
-from models.tokens import TokenConfig
-from models.two_towers import TwoTowers
-from retrieval.encode import encode_items, encode_queries
-from retrieval.evaluation import similarity_scorer, split_queries
-from retrieval.metrics import accuracy, interval, retrieved
-from retrieval.run_files import write_text
-from retrieval.scorer import Rows, Scorer
-from retrieval.searcher import top_order
-from retrieval.significance import paired_randomization
+from benchmarks.cmc.train import VARIANTS, stored
+from benchmarks.hypencoder.frozen import DE, FrozenEncoder, Nearest
+from simzoo.core.records import Collection
+from simzoo.core.reps import Reps
+from simzoo.datamodules.readers.wordnet import TEST_WORLDS, find_wordnet, load_wordnet
+from simzoo.models.late_interaction import SumOfMax
+from simzoo.models.parts.backbone import BackboneConfig, LoRA
+from simzoo.models.parts.tokenizing import TokenConfig
+from simzoo.models.parts.towers import TwoTowers
+from simzoo.models.similarity import LearnedSimilarity
+from simzoo.retrieval.evaluation import similarity_scorer, split_queries
+from simzoo.retrieval.results.metrics import accuracy, interval, retrieved
+from simzoo.retrieval.results.run_files import write_text
+from simzoo.retrieval.results.significance import paired_randomization
+from simzoo.retrieval.scorer import Rows, Scorer
+from simzoo.retrieval.searcher import top_order
+from simzoo.retrieval.storage.encoding import encode_items, encode_queries
 
 KS = (1, 4, 8, 16, 32, 64)
 SEEDS = [name for name in VARIANTS if name.startswith("seed-")]

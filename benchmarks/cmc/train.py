@@ -1,12 +1,12 @@
 """CMC on the stored vectors of a dual encoder: seeds, ablations, query encoders, poly-encoder, the released checkpoint.
 
-    python -m benchmarks.cmc_train [--only seed-1 seed-2 no-skip ...] [--output out/cmc]
+    python -m benchmarks.cmc.train [--only seed-1 seed-2 no-skip ...] [--output out/cmc]
 
 Texts are encoded once, by wordnet-de, and keep their vectors; the self-attention layers are trained on them, and in the
 variants that say so a query encoder of its own, which starts as wordnet-de's. Each variant takes minutes on one core,
 and becomes a checkpoint in ``<output>/<variant>``. Killed at any moment, the same command goes on: with the next block
-of texts, or with the last saved step of the variant that was in training. ``python -m benchmarks.cmc`` measures the
-checkpoints.
+of texts, or with the last saved step of the variant that was in training. ``python -m benchmarks.cmc.tables`` measures
+the checkpoints.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from lightning import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.nn import functional as F
 
-from benchmarks.frozen import DE, FrozenEncoder, Nearest
-from datamodules.records import Item, Query
-from datamodules.reps import Reps
-from datamodules.tasks import WordNet
-from losses import KLToRetriever, Loss, SoftmaxCrossEntropy, SumOfLosses
-from models import checkpoint
-from models.backbone import MINILM, BackboneConfig, LoRA
-from models.cmc import CMC
-from models.late_interaction import PolyEncoder
-from models.similarity import Optimization
-from models.tokens import TokenConfig
-from models.two_towers import TwoTowers
-from retrieval.mining import MineCandidates
+from benchmarks.hypencoder.frozen import DE, FrozenEncoder, Nearest
+from simzoo.core.records import Item, Query
+from simzoo.core.reps import Reps
+from simzoo.datamodules.sources import WordNet
+from simzoo.losses import KLToRetriever, Loss, SoftmaxCrossEntropy, SumOfLosses
+from simzoo.models.cmc import CMC
+from simzoo.models.formats import own as checkpoint
+from simzoo.models.late_interaction import PolyEncoder
+from simzoo.models.parts.backbone import MINILM, BackboneConfig, LoRA
+from simzoo.models.parts.tokenizing import TokenConfig
+from simzoo.models.parts.towers import TwoTowers
+from simzoo.models.similarity import Optimization
+from simzoo.retrieval.mining import MineCandidates
 
 WORLDS = (
     "adv.all",

@@ -1,6 +1,6 @@
 """Pairs per second of our cross-encoder scoring beside sentence-transformers' ``CrossEncoder.predict``, same weights.
 
-    python benchmarks/cross_encoder.py [--pairs 512] [--beir DIR] [--threads 2] [--repeats 3]
+    python benchmarks/cross_encoder/speed.py [--pairs 512] [--beir DIR] [--threads 2] [--repeats 3]
 
 Three pair files, fixed by seed: short WordNet pairs; long texts of widely varying length with a mean near 105 tokens;
 and, with --beir, the queries and documents of a test collection in BEIR's layout. Both sides start from texts, so that
@@ -25,14 +25,14 @@ from sentence_transformers import CrossEncoder as Peer
 from sentence_transformers.base.modules import Dense, Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 
-from datamodules.beir import load_beir
-from datamodules.records import Item, Query
-from datamodules.wordnet import find_wordnet, load_wordnet
-from models.backbone import MINILM, BackboneConfig, resolve_backbone
-from models.cross_encoder import CrossEncoder
-from models.tokens import TokenConfig
-from retrieval.encode import encode_items, encode_queries
-from retrieval.scorer import Scorer
+from simzoo.core.records import Item, Query
+from simzoo.datamodules.readers.beir import load_beir
+from simzoo.datamodules.readers.wordnet import find_wordnet, load_wordnet
+from simzoo.models.cross_encoder import CrossEncoder
+from simzoo.models.parts.backbone import MINILM, BackboneConfig, resolve_backbone
+from simzoo.models.parts.tokenizing import TokenConfig
+from simzoo.retrieval.scorer import Scorer
+from simzoo.retrieval.storage.encoding import encode_items, encode_queries
 
 Pairs = list[tuple[str, str]]
 LENGTH = 256

@@ -1,7 +1,8 @@
-"""Nearly all of WordNet encoded for a Hypencoder: what benchmarks.graph_search searches in.
+"""Nearly all of WordNet encoded for a Hypencoder: what benchmarks.graph_search.measure searches in.
 
-That is the released wordnet-hypencoder (2 x 384), or the 6 x 768 student of benchmarks.hypencoder_frozen. The item
-vectors are those of the frozen encoder (`benchmarks.frozen`); what was encoded for the training is not encoded again.
+That is the released wordnet-hypencoder (2 x 384), or the 6 x 768 student of benchmarks.hypencoder.train. The item
+vectors are those of the frozen encoder (`benchmarks.hypencoder.frozen`); what was encoded for the training is
+not encoded again.
 """
 
 from __future__ import annotations
@@ -14,16 +15,16 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from benchmarks.frozen import FirstAndLast, FrozenEncoder
-from benchmarks.hypencoder_frozen import padded, student_file
-from benchmarks.hypencoder_students import Frozen, untrained_wide
-from datamodules.hub import file_sha256
-from datamodules.records import Collection, Query
-from datamodules.reps import Reps
-from datamodules.wordnet import TEST_WORLDS, WORLDS, find_wordnet, load_wordnet
-from models.hypencoder import Hypencoder
-from models.q_net import QNet
-from retrieval.encode import encode_queries
+from benchmarks.hypencoder.frozen import FirstAndLast, FrozenEncoder
+from benchmarks.hypencoder.students import Frozen, untrained_wide
+from benchmarks.hypencoder.train import padded, student_file
+from simzoo.core.hub import file_sha256
+from simzoo.core.records import Collection, Query
+from simzoo.core.reps import Reps
+from simzoo.datamodules.readers.wordnet import TEST_WORLDS, WORLDS, find_wordnet, load_wordnet
+from simzoo.models.hypencoder import Hypencoder
+from simzoo.models.parts.q_net import QNet
+from simzoo.retrieval.storage.encoding import encode_queries
 
 CHECKPOINT = "checkpoints/wordnet-hypencoder"
 WIDE = {"depth": 6, "seed": 1}
@@ -80,7 +81,7 @@ def _of_checkpoint(asked: list[Query]) -> tuple[QNet, Reps, str]:
 def _of_student(frozen: FrozenEncoder, asked: list[Query]) -> tuple[QNet, Reps, str]:
     path = student_file(**WIDE, wide=True).with_suffix(".safetensors")
     if not path.exists():
-        raise SystemExit(f"error: no {path}: python -m benchmarks.hypencoder_frozen train --wide --depth 6 --seed 1")
+        raise SystemExit(f"error: no {path}: python -m benchmarks.hypencoder.train train --wide --depth 6 --seed 1")
     student = untrained_wide(**WIDE)
     assert isinstance(student, Frozen)
     student.load_state_dict(load_file(path))

@@ -1,10 +1,10 @@
 """Graph search over all of WordNet with trained q-nets: recall, q-net evaluations, time, against exhaustive search.
 
-    python -m benchmarks.graph_search quality [--wide] [--plot docs/graph_search.svg]
-    python -m benchmarks.graph_search time [--wide]
-    python -m benchmarks.graph_search floor [--width 768 --depth 6]
+    python -m benchmarks.graph_search.measure quality [--wide] [--plot docs/graph_search.svg]
+    python -m benchmarks.graph_search.measure time [--wide]
+    python -m benchmarks.graph_search.measure floor [--width 768 --depth 6]
 
-The items and the q-nets are those of benchmarks.graph_search_data; vectors, exhaustive scores and the graph of 100
+The items and the q-nets are those of benchmarks.graph_search.data; vectors, exhaustive scores and the graph of 100
 neighbours are made once and kept under out/graph-search. ``quality`` takes every score from the exhaustive ones, so
 that it needs no q-net; ``time`` runs the q-nets. ``floor`` compares scoring with its matrix products alone, on random
 weights. The paper's settings are Algorithm 1 as the released code runs it: entry points, breadth n, rounds; of each
@@ -28,20 +28,20 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from torch import Tensor
 
-from benchmarks.graph_search_data import Space
-from datamodules.records import Collection
-from datamodules.reps import Reps, take
-from datamodules.wordnet import TEST_WORLDS
-from models.hypencoder import Hypencoder
-from models.q_net import QNet, QNetConfig
-from retrieval.first_stage import BM25
-from retrieval.graph import GraphConfig, build_graph, load_graph
-from retrieval.graph_search import EntryPoints, GraphSearch, RandomItems, Retrieved, own_vectors
-from retrieval.linear_search import LinearSearch
-from retrieval.score_matrix import build_matrix
-from retrieval.scorer import Represented, Scorer
-from retrieval.searcher import Searcher, SearchTask, Stopwatch
-from retrieval.topk import top_columns
+from benchmarks.graph_search.data import Space
+from simzoo.core.records import Collection
+from simzoo.core.reps import Reps, take
+from simzoo.datamodules.readers.wordnet import TEST_WORLDS
+from simzoo.models.hypencoder import Hypencoder
+from simzoo.models.parts.q_net import QNet, QNetConfig
+from simzoo.retrieval.first_stages.first_stage import BM25
+from simzoo.retrieval.scorer import Represented, Scorer
+from simzoo.retrieval.searcher import Searcher, SearchTask, Stopwatch
+from simzoo.retrieval.searchers.graph_search import EntryPoints, GraphSearch, RandomItems, Retrieved, own_vectors
+from simzoo.retrieval.searchers.linear_search import LinearSearch
+from simzoo.retrieval.storage.graph import GraphConfig, build_graph, load_graph
+from simzoo.retrieval.storage.score_matrix import build_matrix
+from simzoo.retrieval.topk import top_columns
 
 CACHE = Path("out/graph-search")
 DEGREE, K = 100, 100

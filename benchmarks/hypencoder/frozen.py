@@ -11,15 +11,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from datamodules.records import Collection, Item, Query
-from datamodules.reps import Ragged, Reps
-from models.dual_encoder import DualEncoder
-from models.pooling import each_text, each_token, mean_state
-from models.similarity import LearnedSimilarity
-from retrieval.ann import Flat
-from retrieval.encode import encode_items, encode_queries
-from retrieval.first_stage import FirstStage
-from retrieval.store import RepresentationStore, records_sha256
+from simzoo.core.records import Collection, Item, Query
+from simzoo.core.reps import Ragged, Reps
+from simzoo.models.dual_encoder import DualEncoder
+from simzoo.models.parts.pooling import each_text, each_token, mean_state
+from simzoo.models.similarity import LearnedSimilarity
+from simzoo.retrieval.first_stages.first_stage import FirstStage
+from simzoo.retrieval.first_stages.vector_index import Flat
+from simzoo.retrieval.storage.encoding import encode_items, encode_queries
+from simzoo.retrieval.storage.representations import RepresentationStore, records_sha256
 
 DE = "checkpoints/wordnet-de"
 KEPT = Path("out/frozen")

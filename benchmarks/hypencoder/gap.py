@@ -1,8 +1,8 @@
 """Does what BE-Base and Hypencoder learn carry over? Losses on lists they were trained on, and on those of new queries.
 
-    python -m benchmarks.hypencoder_gap
+    python -m benchmarks.hypencoder.gap
 
-Reads the students that benchmarks.hypencoder_frozen trained. Of the four worlds with held-out queries, lists made
+Reads the students that benchmarks.hypencoder.train trained. Of the four worlds with held-out queries, lists made
 alike: those of steps of the training, and of queries that were held out. The loss is the cross-entropy of the relevant
 item among all of a list, by query; R@1 is that item's share of first places in its list.
 """
@@ -22,12 +22,12 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.frozen import FrozenEncoder
-from benchmarks.hypencoder_frozen import BATCH, IN_DOMAIN, LESSONS, OUT, STEPS, WORLDS, World, batches, padded
-from benchmarks.hypencoder_students import untrained_student
-from datamodules.wordnet import find_wordnet, load_wordnet
-from losses.targets import Targets
-from retrieval.metrics import interval
+from benchmarks.hypencoder.frozen import FrozenEncoder
+from benchmarks.hypencoder.students import untrained_student
+from benchmarks.hypencoder.train import BATCH, IN_DOMAIN, LESSONS, OUT, STEPS, WORLDS, World, batches, padded
+from simzoo.core.targets import Targets
+from simzoo.datamodules.readers.wordnet import find_wordnet, load_wordnet
+from simzoo.retrieval.results.metrics import interval
 
 LISTS = 12
 """Lists of a batch each, of trained and of held-out queries."""

@@ -1,6 +1,6 @@
 """How much the hyperhead costs in training: queries a second and peak memory of whole steps, beside a bi-encoder.
 
-    python -m benchmarks.hypencoder_speed [--depths 0 2 4 6 8] [--batch 32] [--steps 6]
+    python -m benchmarks.hypencoder.speed [--depths 0 2 4 6 8] [--batch 32] [--steps 6]
 
 MiniLM with LoRA, 9 items of WordNet a query, MarginMSE and cross-entropy over the other queries' positives, forward,
 backward and AdamW; depth 0 is the bi-encoder. Each model has a process of its own, whose peak memory is reported; they
@@ -21,14 +21,14 @@ from collections.abc import Callable
 import torch
 import transformers
 
-from datamodules.wordnet import find_wordnet, load_wordnet
-from losses import MarginMSE, OtherPositivesCrossEntropy, SumOfLosses
-from losses.targets import Targets
-from models.backbone import BackboneConfig, LoRA
-from models.dual_encoder import DualEncoder
-from models.hypencoder import Hypencoder
-from models.q_net import QNetConfig
-from models.tokens import TokenConfig
+from simzoo.core.targets import Targets
+from simzoo.datamodules.readers.wordnet import find_wordnet, load_wordnet
+from simzoo.losses import MarginMSE, OtherPositivesCrossEntropy, SumOfLosses
+from simzoo.models.dual_encoder import DualEncoder
+from simzoo.models.hypencoder import Hypencoder
+from simzoo.models.parts.backbone import BackboneConfig, LoRA
+from simzoo.models.parts.q_net import QNetConfig
+from simzoo.models.parts.tokenizing import TokenConfig
 
 ITEMS = 9
 
@@ -76,7 +76,7 @@ class Training:
     """A process that trains one model."""
 
     def __init__(self, depth: int, batch: int) -> None:
-        command = [sys.executable, "-m", "benchmarks.hypencoder_speed", "--serve", str(depth), "--batch", str(batch)]
+        command = [sys.executable, "-m", "benchmarks.hypencoder.speed", "--serve", str(depth), "--batch", str(batch)]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def step(self) -> list[float]:

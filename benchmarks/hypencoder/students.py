@@ -1,4 +1,4 @@
-"""What benchmarks.hypencoder_frozen compares: BE-Base and Hypencoder, behind a query encoder or on states at hand."""
+"""What benchmarks.hypencoder.train compares: BE-Base and Hypencoder, behind a query encoder or on states at hand."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.frozen import DE
-from datamodules.reps import Reps
-from models.backbone import BackboneConfig, Encoder, LoRA
-from models.dual_encoder import DualEncoder
-from models.hypencoder import Hypencoder
-from models.hyperhead import Hyperhead
-from models.packing import buckets
-from models.pooling import mean_state
-from models.q_net import QNet, QNetConfig
-from models.tokens import TokenConfig
+from benchmarks.hypencoder.frozen import DE
+from simzoo.core.reps import Reps
+from simzoo.models.dual_encoder import DualEncoder
+from simzoo.models.hypencoder import Hypencoder
+from simzoo.models.parts.backbone import BackboneConfig, Encoder, LoRA
+from simzoo.models.parts.hyperhead import Hyperhead
+from simzoo.models.parts.packing import buckets
+from simzoo.models.parts.pooling import mean_state
+from simzoo.models.parts.q_net import QNet, QNetConfig
+from simzoo.models.parts.tokenizing import TokenConfig
 
 WIDTH = 384
 COSINE = 20.0

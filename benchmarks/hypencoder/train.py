@@ -1,16 +1,16 @@
 """Hypencoder and BE-Base over one encoder, from one start: seeds and depths of the q-net, for minutes each.
 
-    python -m benchmarks.hypencoder_frozen cache
-    python -m benchmarks.hypencoder_frozen teach --queries 60
-    python -m benchmarks.hypencoder_frozen train --depth 2 --seed 1 [--save checkpoints/wordnet-hypencoder]
-    python -m benchmarks.hypencoder_frozen train --depth 2 --seed 1 --encoder_lr 1e-4
-    python -m benchmarks.hypencoder_frozen train --depth 6 --seed 1 --wide
-    python -m benchmarks.hypencoder_frozen table [--wide]
+    python -m benchmarks.hypencoder.train cache
+    python -m benchmarks.hypencoder.train teach --queries 60
+    python -m benchmarks.hypencoder.train train --depth 2 --seed 1 [--save checkpoints/wordnet-hypencoder]
+    python -m benchmarks.hypencoder.train train --depth 2 --seed 1 --encoder_lr 1e-4
+    python -m benchmarks.hypencoder.train train --depth 6 --seed 1 --wide
+    python -m benchmarks.hypencoder.train table [--wide]
 
 The backbone is wordnet-de's, whose item vectors (mean over the tokens, not normalised) and query token states are
-computed once and kept (`benchmarks.frozen`). Both students begin with its scores. Hypencoder trains its hyperhead
-alone, BE-Base (``--depth 0``) a linear map of each side's mean vector. Both see the same batches, teacher scores and
-steps; in training items are shown without titles. With ``--encoder_lr`` the adapters of the query encoder are trained
+computed once and kept (`benchmarks.hypencoder.frozen`). Both students begin with its scores. Hypencoder trains its
+hyperhead alone, BE-Base (``--depth 0``) a linear map of each side's mean vector. Both see the same batches, teacher scores
+and steps; in training items are shown without titles. With ``--encoder_lr`` the adapters of the query encoder are trained
 as well, for both alike; the items' vectors stay. With ``--wide`` states and vectors are 768 wide, those of the token
 embeddings beside the last layer's. A student's weights are kept: other ``--tested`` worlds cost no training.
 With MALLOC_MMAP_THRESHOLD_=4294967296 MALLOC_TRIM_THRESHOLD_=17179869184 glibc keeps its memory, and steps take two
@@ -37,22 +37,22 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import get_scheduler
 
-from benchmarks.frozen import FirstAndLast, FrozenEncoder, Nearest
-from benchmarks.hypencoder_students import parameter_groups, untrained_student, untrained_wide
-from datamodules.beir import load_beir
-from datamodules.distillation import read_lessons
-from datamodules.records import Collection, Query
-from datamodules.reps import Ragged
-from datamodules.wordnet import TEST_WORLDS, find_wordnet, load_wordnet
-from losses import MarginMSE, OtherPositivesCrossEntropy, SoftmaxCrossEntropy, SumOfLosses
-from losses.targets import Targets
-from models import checkpoint
-from models.pooling import mean_state
-from models.similarity import LearnedSimilarity
-from retrieval.evaluation import split_queries
-from retrieval.metrics import interval, ir_metrics
-from retrieval.scorer import Rows
-from retrieval.teaching import write_lessons
+from benchmarks.hypencoder.frozen import FirstAndLast, FrozenEncoder, Nearest
+from benchmarks.hypencoder.students import parameter_groups, untrained_student, untrained_wide
+from simzoo.core.records import Collection, Query
+from simzoo.core.reps import Ragged
+from simzoo.core.targets import Targets
+from simzoo.datamodules.distillation import read_lessons
+from simzoo.datamodules.readers.beir import load_beir
+from simzoo.datamodules.readers.wordnet import TEST_WORLDS, find_wordnet, load_wordnet
+from simzoo.losses import MarginMSE, OtherPositivesCrossEntropy, SoftmaxCrossEntropy, SumOfLosses
+from simzoo.models.formats import own as checkpoint
+from simzoo.models.parts.pooling import mean_state
+from simzoo.models.similarity import LearnedSimilarity
+from simzoo.retrieval.evaluation import split_queries
+from simzoo.retrieval.results.metrics import interval, ir_metrics
+from simzoo.retrieval.scorer import Rows
+from simzoo.retrieval.teaching import write_lessons
 
 OUT = Path("out/hypencoder")
 LESSONS = Path("out/lessons-wordnet")

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from models.mixture import MoLHead
+from simzoo.models.parts.mixture import MoLHead
 
 K = 100
 CHUNKS = (1000, 2000, 4000)

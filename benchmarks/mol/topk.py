@@ -1,8 +1,8 @@
 """Top-k search with Mixture-of-Logits beside the reference implementation: time, extra memory, recall.
 
-    python -m benchmarks.mol_topk prepare [--shapes 24186:8x4x128 ...]
-    python -m benchmarks.mol_topk measure [--reference DIR] [--shapes ...] [--seconds 400]
-    python -m benchmarks.mol_topk table [--shapes ...]
+    python -m benchmarks.mol.topk prepare [--shapes 24186:8x4x128 ...]
+    python -m benchmarks.mol.topk measure [--reference DIR] [--shapes ...] [--seconds 400]
+    python -m benchmarks.mol.topk table [--shapes ...]
 
 Items and queries are the synsets and usage examples of WordNet, each the mean of its words' embeddings in
 all-MiniLM-L6-v2, weighted by rarity (the transformer itself would take an hour); beyond the synsets' number items are
@@ -35,20 +35,20 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional as F
 
-from benchmarks.mol_reference import CHUNKED, Found, K, reference_methods
-from datamodules.records import Collection, Item, Query
-from datamodules.reps import Ragged
-from datamodules.wordnet import find_wordnet, load_wordnet
-from losses import MutualInformation
-from losses.ranking import softmax_cross_entropy
-from models.backbone import BackboneConfig, Encoder, load_tokenizer
-from models.mixture import MixtureConfig, MoLHead
-from models.tokens import TextEncoder, TokenConfig
-from retrieval.atomic import replacing
-from retrieval.mol_searcher import MixtureSearcher
-from retrieval.mol_topk import BruteForce, CombTopK, ExactMoL, TopKAvg, TopKGate, TopKPerEmbd
-from retrieval.scorer import Represented, Scorer
-from retrieval.searcher import SearchTask
+from benchmarks.mol.reference import CHUNKED, Found, K, reference_methods
+from simzoo.core.files import replacing
+from simzoo.core.records import Collection, Item, Query
+from simzoo.core.reps import Ragged
+from simzoo.datamodules.readers.wordnet import find_wordnet, load_wordnet
+from simzoo.losses import MutualInformation
+from simzoo.losses.ranking import softmax_cross_entropy
+from simzoo.models.parts.backbone import BackboneConfig, Encoder, load_tokenizer
+from simzoo.models.parts.mixture import MixtureConfig, MoLHead
+from simzoo.models.parts.tokenizing import TextEncoder, TokenConfig
+from simzoo.retrieval.scorer import Represented, Scorer
+from simzoo.retrieval.searcher import SearchTask
+from simzoo.retrieval.searchers.mol.searcher import MixtureSearcher
+from simzoo.retrieval.searchers.mol.topk import BruteForce, CombTopK, ExactMoL, TopKAvg, TopKGate, TopKPerEmbd
 
 BATCH = 32
 NEGATIVES = 256

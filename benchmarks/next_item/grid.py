@@ -1,6 +1,6 @@
 """Next-item recommendation: SASRec and HSTU with cosine and with Mixture-of-Logits, with and without L_MI, by seed.
 
-    python -m benchmarks.next_item --recipes configs/ml-100k --path data/ml-100k/ml-100k.inter \
+    python -m benchmarks.next_item.grid --recipes configs/ml-100k --path data/ml-100k/ml-100k.inter \
         [--seeds 0 1 2] [--cells SASRec "SASRec + MoL" ...] [--users 10000] [--output out/next-item/ml-100k] \
         [--plot docs/mi_loss.svg] [--set trainer.max_epochs=10 ...]
 
@@ -28,12 +28,12 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from matplotlib.figure import Figure
 from scipy import stats
 
-import train
-from datamodules.sequences import NextItems
-from models import checkpoint
-from models.next_item import NextItem, rank_metrics, target_ranks
-from retrieval.atomic import replacing
-from retrieval.run_files import commit, versions
+from simzoo import train
+from simzoo.core.files import replacing
+from simzoo.datamodules.next_items import NextItems
+from simzoo.models.formats import own as checkpoint
+from simzoo.models.next_item import NextItem, rank_metrics, target_ranks
+from simzoo.retrieval.results.run_files import commit, versions
 
 
 @dataclass(frozen=True)

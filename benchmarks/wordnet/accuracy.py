@@ -1,6 +1,7 @@
 """Accuracy and R@64 on WordNet's four test worlds: baselines, dual encoders, and cross-encoders over the dual encoder.
 
-    python -m benchmarks.wordnet [--queries 200] [--worlds noun.artifact noun.person verb.communication noun.event]
+    python -m benchmarks.wordnet.accuracy [--queries 200] \
+        [--worlds noun.artifact noun.person verb.communication noun.event]
 
 Every row ranks the same random sample of each world's queries. The last columns pool them; p is that of the paired
 randomisation test against the dual encoder's pooled accuracy, Holm-corrected within a table.
@@ -14,18 +15,18 @@ from pathlib import Path
 import numpy as np
 import transformers
 
-from datamodules.records import Collection
-from datamodules.wordnet import TEST_WORLDS, find_wordnet, load_wordnet
-from models.backbone import MINILM
-from models.similarity import LearnedSimilarity, fastest_device
-from retrieval.dense import Dense
-from retrieval.evaluation import evaluate, similarity_scorer, split_queries
-from retrieval.first_stage import BM25, AliasTable
-from retrieval.metrics import Values, interval
-from retrieval.scorer import Rows, Scorer
-from retrieval.search_exact import Rerank, Retrieve
-from retrieval.searcher import Searcher, SearchTask
-from retrieval.significance import holm, paired_randomization
+from simzoo.core.records import Collection
+from simzoo.datamodules.readers.wordnet import TEST_WORLDS, find_wordnet, load_wordnet
+from simzoo.models.parts.backbone import MINILM
+from simzoo.models.similarity import LearnedSimilarity, fastest_device
+from simzoo.retrieval.evaluation import evaluate, similarity_scorer, split_queries
+from simzoo.retrieval.first_stages.dense import Dense
+from simzoo.retrieval.first_stages.first_stage import BM25, AliasTable
+from simzoo.retrieval.results.metrics import Values, interval
+from simzoo.retrieval.results.significance import holm, paired_randomization
+from simzoo.retrieval.scorer import Rows, Scorer
+from simzoo.retrieval.searcher import Searcher, SearchTask
+from simzoo.retrieval.searchers.exact import Rerank, Retrieve
 
 DE = "wordnet-de"
 DEPTH = 64

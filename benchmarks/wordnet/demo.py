@@ -15,20 +15,20 @@ import numpy as np
 import torch
 import transformers
 
-import train
-from benchmarks.recall import curves, methods, table
-from datamodules.records import Collection
-from datamodules.wordnet import find_wordnet, load_wordnet
-from models.similarity import LearnedSimilarity
-from retrieval import run_files
-from retrieval.dense import Dense
-from retrieval.evaluation import evaluate, similarity_scorer
-from retrieval.first_stage import BM25, AliasTable
-from retrieval.report import Example, RunReport, write_report
-from retrieval.score_matrix import ScoreMatrix
-from retrieval.scorer import Rows, Scorer
-from retrieval.search_exact import Rerank, Retrieve
-from retrieval.searcher import Searcher, SearchTask
+from benchmarks.calls.recall import curves, methods, table
+from simzoo import train
+from simzoo.core.records import Collection
+from simzoo.datamodules.readers.wordnet import find_wordnet, load_wordnet
+from simzoo.models.similarity import LearnedSimilarity
+from simzoo.retrieval.evaluation import evaluate, similarity_scorer
+from simzoo.retrieval.first_stages.dense import Dense
+from simzoo.retrieval.first_stages.first_stage import BM25, AliasTable
+from simzoo.retrieval.results import run_files
+from simzoo.retrieval.results.report import Example, RunReport, write_report
+from simzoo.retrieval.scorer import Rows, Scorer
+from simzoo.retrieval.searcher import Searcher, SearchTask
+from simzoo.retrieval.searchers.exact import Rerank, Retrieve
+from simzoo.retrieval.storage.score_matrix import ScoreMatrix
 
 OUT = Path("out/demo")
 WORLD = "noun.event"

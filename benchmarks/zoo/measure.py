@@ -1,8 +1,8 @@
 """Every released checkpoint on every data set at hand, and the pages made of it: docs/zoo.md and docs/zoo.html.
 
-    python -m benchmarks.zoo                 measure what is missing, then write the pages; --only names data sets
-    python -m benchmarks.zoo --render        only write the pages
-    python -m benchmarks.zoo --check         fail if the pages are not those of the measured figures
+    python -m benchmarks.zoo.measure             measure what is missing, then write the pages; --only names data sets
+    python -m benchmarks.zoo.measure --render    only write the pages
+    python -m benchmarks.zoo.measure --check     fail if the pages are not those of the measured figures
 
 What was measured lies in docs/zoo/<data>/<system>/metrics.json: evaluate.py's own, with the values of each query for
 the significance marks, and without milliseconds, which belong to the machine. A system is measured again when its
@@ -23,12 +23,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import evaluate
-from benchmarks.zoo_page import html_page, markdown_page
-from datamodules.hub import file_sha256
-from datamodules.wordnet import TEST_WORLDS
-from models.backbone import MINILM
-from retrieval.run_files import read_run, write_text
+from benchmarks.zoo.page import html_page, markdown_page
+from simzoo import evaluate
+from simzoo.core.hub import file_sha256
+from simzoo.datamodules.readers.wordnet import TEST_WORLDS
+from simzoo.models.parts.backbone import MINILM
+from simzoo.retrieval.results.run_files import read_run, write_text
 
 ZOO = Path("docs") / "zoo"
 STORES = Path("out") / "zoo"

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from retrieval.significance import holm, paired_randomization
+from simzoo.retrieval.results.significance import holm, paired_randomization
 
 Row = dict[str, Any]
 LEVEL = 0.05
@@ -31,7 +31,7 @@ PAPERS = """\
 ## The papers' figures
 
 What the papers report for the models they released; the last column is for the same evaluation with this repository,
-where the Hub and the data can be reached (`python -m retrieval.hub pull NAME` fetches a model beforehand; the line for
+where the Hub and the data can be reached (`simzoo hub pull NAME` fetches a model beforehand; the line for
 Hypencoder on FiQA is below the table).
 
 | released model | data, metric | paper | figure | here |
@@ -156,6 +156,6 @@ def html_page(rows: list[Row]) -> str:
                 "metrics": metrics,
             }
         )
-    template = Path(__file__).with_name("zoo_page.html").read_text(encoding="utf-8")
+    template = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
     content = json.dumps({"metrics": METRICS, "rows": table}, separators=(",", ":")).replace("<", "\\u003c")
     return template.replace("/*DATA*/", content)

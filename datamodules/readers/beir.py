@@ -9,8 +9,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
-from datamodules.json_lines import Record, existing, numbered_lines, read_json_lines
-from datamodules.records import Collection, DataError, Item, Query
+from simzoo.core.records import Collection, DataError, Item, Query
+from simzoo.datamodules.readers.json_lines import Record, existing, numbered_lines, read_json_lines
 
 _Value = TypeVar("_Value")
 

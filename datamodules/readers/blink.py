@@ -11,8 +11,8 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
-from datamodules.json_lines import Record, read_json_lines
-from datamodules.records import Collection, Item, Query
+from simzoo.core.records import Collection, Item, Query
+from simzoo.datamodules.readers.json_lines import Record, read_json_lines
 
 NO_ENTITY = "mentions of entities that the catalogue lacks, left out"
 

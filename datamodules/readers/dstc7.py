@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from datamodules.json_lines import Record, existing, numbered_lines, read_json_array
-from datamodules.records import Collection, DataError, Item, Query
+from simzoo.core.records import Collection, DataError, Item, Query
+from simzoo.datamodules.readers.json_lines import Record, existing, numbered_lines, read_json_array
 
 ADDED = "dialogues whose answer is not among their options, the answer added"
 

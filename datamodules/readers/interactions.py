@@ -13,8 +13,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from datamodules.json_lines import existing, numbered_lines, read_json_lines
-from datamodules.records import DataError
+from simzoo.core.records import DataError
+from simzoo.datamodules.readers.json_lines import existing, numbered_lines, read_json_lines
 
 Layout = Literal["sasrec", "recbole", "movielens", "amazon"]
 

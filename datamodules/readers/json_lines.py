@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from datamodules.records import DataError
+from simzoo.core.records import DataError
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-from datamodules.json_lines import existing, numbered_lines
-from datamodules.records import Collection, DataError, Item, Query
+from simzoo.core.records import Collection, DataError, Item, Query
+from simzoo.datamodules.readers.json_lines import existing, numbered_lines
 
 NO_CANDIDATES = "queries without candidates, left out"
 NO_JUDGEMENT = "queries with candidates but without a relevant passage, left out"

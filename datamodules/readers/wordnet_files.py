@@ -12,13 +12,13 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from datamodules.archives import unpack
-from datamodules.records import DataError
+from simzoo.core.archives import unpack
+from simzoo.core.records import DataError
 
 PARTS = ("noun", "verb", "adj", "adv")
 FILES = tuple(f"{kind}.{part}" for kind in ("data", "index") for part in PARTS) + tuple(f"{part}.exc" for part in PARTS)
 HOW_TO_GET = (
-    "fetch it with `python -m datamodules.wordnet fetch`, or install Debian's package `wordnet-base`, "
+    "fetch it with `python -m simzoo.datamodules.readers.wordnet fetch`, or install Debian's package `wordnet-base`, "
     "or name a folder that holds " + ", ".join(FILES)
 )
 

@@ -9,8 +9,8 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from datamodules.json_lines import Record, read_json_lines
-from datamodules.records import Collection, DataError, Item, Query
+from simzoo.core.records import Collection, DataError, Item, Query
+from simzoo.datamodules.readers.json_lines import Record, read_json_lines
 
 ZESHEL_SPLITS: Mapping[str, tuple[str, ...]] = {
     "train": (

@@ -7,13 +7,13 @@ from typing import Any
 
 from torch import Tensor
 
-from datamodules.hub import file_sha256, local_path
-from models.backbone import BackboneConfig, Encoder
-from models.cross_encoder import CrossEncoder
-from models.dual_encoder import DualEncoder
-from models.tokens import TokenConfig
-from models.unpickle import load_tensors, mentions
-from models.weights import fill, read_weights, weights_file
+from simzoo.core.hub import file_sha256, local_path
+from simzoo.models.cross_encoder import CrossEncoder
+from simzoo.models.dual_encoder import DualEncoder
+from simzoo.models.formats.pickles import load_tensors, mentions
+from simzoo.models.formats.weights import fill, read_weights, weights_file
+from simzoo.models.parts.backbone import BackboneConfig, Encoder
+from simzoo.models.parts.tokenizing import TokenConfig
 
 BERT = "google-bert/bert-base-uncased"
 PAIR = "model.encoder.bert_model"

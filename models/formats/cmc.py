@@ -7,12 +7,12 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from datamodules.hub import file_sha256, local_path
-from models.backbone import BackboneConfig
-from models.cmc import CMC, Skip
-from models.tokens import TokenConfig
-from models.unpickle import load_tensors, mentions
-from models.weights import copy_all, reshaped
+from simzoo.core.hub import file_sha256, local_path
+from simzoo.models.cmc import CMC, Skip
+from simzoo.models.formats.pickles import load_tensors, mentions
+from simzoo.models.formats.weights import copy_all, reshaped
+from simzoo.models.parts.backbone import BackboneConfig
+from simzoo.models.parts.tokenizing import TokenConfig
 
 BERT = "google-bert/bert-base-uncased"
 LAYERS = "extend_multi_transformerencoder.layers"

@@ -12,11 +12,11 @@ from tokenizers.processors import TemplateProcessing
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from models.backbone import Encoder
-from models.cross_encoder import CrossEncoder
-from models.dual_encoder import DualEncoder
-from models.pooling import mean_state
-from models.similarity import LearnedSimilarity
+from simzoo.models.cross_encoder import CrossEncoder
+from simzoo.models.dual_encoder import DualEncoder
+from simzoo.models.parts.backbone import Encoder
+from simzoo.models.parts.pooling import mean_state
+from simzoo.models.similarity import LearnedSimilarity
 
 
 def save_sentence_transformer(model: LearnedSimilarity, folder: Path) -> None:

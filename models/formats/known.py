@@ -6,15 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from models import (
-    anncur_released,
-    cmc_released,
-    hypencoder_released,
-    lightning_ir,
-    rails_released,
-    sentence_transformer,
-)
-from models.similarity import LearnedSimilarity
+from simzoo.models.formats import anncur as anncur_released
+from simzoo.models.formats import cmc as cmc_released
+from simzoo.models.formats import hypencoder as hypencoder_released
+from simzoo.models.formats import lightning_ir
+from simzoo.models.formats import rails as rails_released
+from simzoo.models.formats import sentence_transformers as sentence_transformer
+from simzoo.models.similarity import LearnedSimilarity
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from datamodules.hub import file_sha256
-from models.backbone import BackboneConfig
-from models.cross_encoder import CrossEncoder
-from models.dual_encoder import DualEncoder
-from models.late_interaction import SumOfMax
-from models.tokens import TokenConfig
-from models.weights import fill, read_weights, weights_file
+from simzoo.core.hub import file_sha256
+from simzoo.models.cross_encoder import CrossEncoder
+from simzoo.models.dual_encoder import DualEncoder
+from simzoo.models.formats.weights import fill, read_weights, weights_file
+from simzoo.models.late_interaction import SumOfMax
+from simzoo.models.parts.backbone import BackboneConfig
+from simzoo.models.parts.tokenizing import TokenConfig
 
 BERT = "google-bert/bert-base-uncased"
 KINDS = ("mono", "lir-mono", "lir-dpr", "col", "lir-col")

@@ -15,12 +15,13 @@ import torch
 from jsonargparse import ArgumentError, ArgumentParser
 from safetensors.torch import save_file
 
-from datamodules.hub import file_sha256, local_path, write_manifest
-from models.backbone import Encoder, packaged, resolve_backbone
-from models.similarity import LearnedSimilarity, plain
-from models.weights import Bounded, read_weights
+from simzoo.core.hub import file_sha256, local_path, write_manifest
+from simzoo.models.formats.weights import Bounded, read_weights
+from simzoo.models.parts.backbone import Encoder, packaged, resolve_backbone
+from simzoo.models.similarity import LearnedSimilarity, plain
 
 FORMAT = 1
+MOVED = {"mol": "mixture_of_logits"}  # modules that earlier checkpoints know by another name
 SPARE = 25_000_000
 """Numbers that a model may make besides the weights of its files: masks, positions, what is drawn."""
 
@@ -57,8 +58,9 @@ def load(checkpoint: str | Path, merge: bool = True, dtype: torch.dtype = torch.
     """Loads a checkpoint, in evaluation mode, on the CPU.
 
     Args:
-        checkpoint: a checkpoint of this project or in one of the layouts of `models.layouts`: a folder, a file of it,
-            a single file of weights, an archive, or ``org/name@revision`` on the Hub (`datamodules.hub.local_path`).
+        checkpoint: a checkpoint of this project or in one of the layouts of `simzoo.models.formats.known`: a folder, a
+            file of it, a single file of weights, an archive, or ``org/name@revision`` on the Hub
+            (`simzoo.core.hub.local_path`).
         merge: fold LoRA adapters into the weights (faster; pass False to train on).
         dtype: what the transformers compute in; their outputs and all that follows stay float32.
 
@@ -66,7 +68,7 @@ def load(checkpoint: str | Path, merge: bool = True, dtype: torch.dtype = torch.
         FileNotFoundError: no such file, folder or name on the Hub, or a file of it is missing.
         ValueError: a file is damaged, of another format, or names a class that is not allowed.
     """
-    from models.layouts import layout_of
+    from simzoo.models.formats.known import layout_of
 
     name = str(checkpoint)
     place = packaged(name) or local_path(checkpoint)
@@ -128,14 +130,15 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 def _allowed(class_path: str, where: Path) -> type[LearnedSimilarity]:
     """The class a config names: a similarity defined in a file of this package, nothing else is imported."""
-    matched = re.fullmatch(r"models\.([a-z][a-z0-9_]*)\.([A-Z][A-Za-z0-9]*)", str(class_path))
-    if matched and (Path(__file__).parent / f"{matched[1]}.py").is_file():
-        found = getattr(importlib.import_module(f"models.{matched[1]}"), matched[2], None)
+    matched = re.fullmatch(r"(?:simzoo\.)?models\.([a-z][a-z0-9_]*)\.([A-Z][A-Za-z0-9]*)", str(class_path))
+    if matched and (Path(__file__).parents[1] / f"{MOVED.get(matched[1], matched[1])}.py").is_file():
+        module = f"simzoo.models.{MOVED.get(matched[1], matched[1])}"
+        found = getattr(importlib.import_module(module), matched[2], None)
         if (
             isinstance(found, type)
             and issubclass(found, LearnedSimilarity)
             and not isabstract(found)
-            and found.__module__ == f"models.{matched[1]}"
+            and found.__module__ == module
         ):
             return found
     raise ValueError(f"{where}: class {class_path!r} is not a similarity of this project's models, and is not loaded")

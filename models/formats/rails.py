@@ -14,12 +14,12 @@ from typing import Literal
 
 from torch import Tensor
 
-from datamodules.hub import file_sha256, local_path
-from models.mixture import MixtureConfig
-from models.next_item_mol import NextItemMoL
-from models.sequence import SequenceConfig
-from models.unpickle import load_tensors
-from models.weights import copy_all
+from simzoo.core.hub import file_sha256, local_path
+from simzoo.models.formats.pickles import load_tensors
+from simzoo.models.formats.weights import copy_all
+from simzoo.models.next_item_mol import NextItemMoL
+from simzoo.models.parts.mixture import MixtureConfig
+from simzoo.models.parts.sequence import SequenceConfig
 
 PREFIX = "module."
 GATING = "_ndp_module._gating_fn."

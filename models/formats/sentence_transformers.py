@@ -11,13 +11,13 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from datamodules.hub import file_sha256
-from models.backbone import BackboneConfig, load_tokenizer
-from models.cross_encoder import CrossEncoder
-from models.dual_encoder import DualEncoder
-from models.late_interaction import SumOfMax
-from models.tokens import TokenConfig
-from models.weights import fill, read_weights
+from simzoo.core.hub import file_sha256
+from simzoo.models.cross_encoder import CrossEncoder
+from simzoo.models.dual_encoder import DualEncoder
+from simzoo.models.formats.weights import fill, read_weights
+from simzoo.models.late_interaction import SumOfMax
+from simzoo.models.parts.backbone import BackboneConfig, load_tokenizer
+from simzoo.models.parts.tokenizing import TokenConfig
 
 PAIR_HEADS = ("BertForSequenceClassification",)
 """Whose head is the pooler (linear, tanh), dropout and a linear layer on [CLS]."""

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from datamodules.reps import Reps
-from losses.targets import Targets
+from simzoo.core.reps import Reps
+from simzoo.core.targets import Targets
 
 EPSILON = 1e-6
 PAIRS = 4096  # pairs scored at once: bounds the memory of their gathered components
@@ -236,7 +236,7 @@ class HashedUsers(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def rows(self, users: Tensor) -> Tensor:
-        """Embeddings (B, U, width) of user ids (B,), without dropout: what `losses.mixture.user_l2` takes."""
+        """Embeddings (B, U, width) of user ids (B,), without dropout: what `simzoo.losses.mixture.user_l2` takes."""
         found = [table(users % size + 1) for table, size in zip(self.tables, self.sizes, strict=True)]
         return torch.stack(found, dim=1)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from datamodules.reps import Ragged
+from simzoo.core.reps import Ragged
 
 ON_CPU = 1024  # what keeps the activations of a small encoder in the caches
 ON_GPU = 65_536

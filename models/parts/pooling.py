@@ -8,9 +8,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from datamodules.reps import Ragged
-from models.backbone import Encoder
-from models.packing import buckets, token_budget
+from simzoo.core.reps import Ragged
+from simzoo.models.parts.backbone import Encoder
+from simzoo.models.parts.packing import buckets, token_budget
 
 Pooling = Literal["mean", "cls"]
 
@@ -32,8 +32,8 @@ def each_text(
 
     Args:
         ids: N sequences of token ids.
-        tokens_per_batch: most tokens, padding included, that go through at once; see `models.packing.token_budget` for
-            None.
+        tokens_per_batch: most tokens, padding included, that go through at once; see
+            `simzoo.models.parts.packing.token_budget` for None.
         read: of padded ids (n, L) and their mask (n, L) to (n, *shape).
         shape: of what is read of one sequence.
 
@@ -86,7 +86,7 @@ def pooled(encoder: Encoder, ids: Tensor | Ragged, pooling: Pooling, tokens_per_
         ids: N sequences of token ids.
         pooling: mean over all real tokens, or the [CLS] state.
         tokens_per_batch: most tokens, padding included, that go through the transformer at once; see
-            `models.packing.token_budget` for None.
+            `simzoo.models.parts.packing.token_budget` for None.
 
     Returns:
         (N, h).

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from datamodules.records import Item, Query
-from datamodules.reps import Ragged, Reps
+from simzoo.core.records import Item, Query
+from simzoo.core.reps import Ragged, Reps
 
 log = logging.getLogger(__name__)
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from datamodules.records import Item, Query
-from datamodules.reps import Reps
-from losses import Loss
-from models.backbone import BackboneConfig, Encoder, load_tokenizer
-from models.similarity import LearnedSimilarity, Optimization
-from models.tokens import TextEncoder, TokenConfig
+from simzoo.core.records import Item, Query
+from simzoo.core.reps import Reps
+from simzoo.losses import Loss
+from simzoo.models.parts.backbone import BackboneConfig, Encoder, load_tokenizer
+from simzoo.models.parts.tokenizing import TextEncoder, TokenConfig
+from simzoo.models.similarity import LearnedSimilarity, Optimization
 
 
 class TwoTowers(LearnedSimilarity):
@@ -22,7 +22,7 @@ class TwoTowers(LearnedSimilarity):
         shared: one encoder for queries and items; otherwise two, each with its own adapters. None: one, and it is no
             option of the subclass.
         tokens_per_batch: most tokens, padding included, that go through a transformer at once; see
-            `models.packing.token_budget` for None.
+            `simzoo.models.parts.packing.token_budget` for None.
         loss: what training minimises.
         optimization: optimiser and schedule.
         seed: of dropout.

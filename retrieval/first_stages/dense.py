@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from datamodules.records import Collection
-from datamodules.reps import Reps
-from models.similarity import LearnedSimilarity, fastest_device
-from retrieval.ann import Flat, IndexKind
-from retrieval.encode import encode_items, encode_queries
-from retrieval.first_stage import FirstStage
+from simzoo.core.records import Collection
+from simzoo.core.reps import Reps
+from simzoo.models.similarity import LearnedSimilarity, fastest_device
+from simzoo.retrieval.first_stages.first_stage import FirstStage
+from simzoo.retrieval.first_stages.vector_index import Flat, IndexKind
+from simzoo.retrieval.storage.encoding import encode_items, encode_queries
 
 
 class Dense(FirstStage):

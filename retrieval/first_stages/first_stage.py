@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.feature_extraction.text import TfidfVectorizer
 
-from datamodules.records import Collection
-from retrieval.scorer import Rows, Scores
-from retrieval.topk import top_columns
+from simzoo.core.records import Collection
+from simzoo.retrieval.scorer import Rows, Scores
+from simzoo.retrieval.topk import top_columns
 
 
 class Embeddings(Protocol):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from retrieval.ann import IndexKind, VectorSearch
+from simzoo.retrieval.first_stages.vector_index import IndexKind, VectorSearch
 
 try:
     from qdrant_client import QdrantClient, models

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from retrieval.topk import top_columns
+from simzoo.retrieval.topk import top_columns
 
 try:
     import faiss

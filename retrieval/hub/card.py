@@ -11,11 +11,11 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-from datamodules.hub import write_manifest
-from datamodules.records import DataError
-from models.similarity import LearnedSimilarity
-from retrieval.citations import BY_CLASS
-from retrieval.run_files import read_metrics, write_text
+from simzoo.core.hub import write_manifest
+from simzoo.core.records import DataError
+from simzoo.models.similarity import LearnedSimilarity
+from simzoo.retrieval.hub.citations import BY_CLASS
+from simzoo.retrieval.results.run_files import read_metrics, write_text
 
 SHOWN = ("accuracy", "accuracy (ambiguous)", "nDCG@10", "R@10", "R@64")
 KEPT = (
@@ -173,7 +173,7 @@ def _what(folder: Path, config: dict[str, Any]) -> str:
 
 def _use(config: dict[str, Any], name: str, about: About) -> str:
     lines = [
-        "from models.similarity import LearnedSimilarity",
+        "from simzoo.models.similarity import LearnedSimilarity",
         "",
         f'model = LearnedSimilarity.from_pretrained("{name}")',
         f"documents = {json.dumps(list(about.documents), ensure_ascii=False)}",
@@ -182,8 +182,8 @@ def _use(config: dict[str, Any], name: str, about: About) -> str:
     ]
     if "item_ids" in config["arguments"]:  # it ranks items by what a user did
         lines = [
-            "from datamodules.records import History, Item",
-            "from models.similarity import LearnedSimilarity",
+            "from simzoo.core.records import History, Item",
+            "from simzoo.models.similarity import LearnedSimilarity",
             "",
             f'model = LearnedSimilarity.from_pretrained("{name}")',
             'known = model.arguments["item_ids"][:5]',

@@ -1,10 +1,9 @@
-"""Publishing and fetching checkpoints: ``python -m retrieval.hub push | pull | list | verify | convert``."""
+"""Publishing and fetching checkpoints: ``simzoo hub push | pull | list | verify | convert``."""
 
 from __future__ import annotations
 
 import json
 import shutil
-import sys
 from argparse import ArgumentParser
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -13,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from datamodules.hub import (
+from simzoo.core.hub import (
     MANIFEST,
     HubError,
     explained,
@@ -24,10 +23,10 @@ from datamodules.hub import (
     timeout,
     write_manifest,
 )
-from datamodules.records import DataError
-from models.similarity import LearnedSimilarity
-from retrieval.card import empty_sections
-from retrieval.hub_push import carry_out, of_earlier_push, plan_push
+from simzoo.core.records import DataError
+from simzoo.models.similarity import LearnedSimilarity
+from simzoo.retrieval.hub.card import empty_sections
+from simzoo.retrieval.hub.push import carry_out, of_earlier_push, plan_push
 
 
 def push(
@@ -215,7 +214,7 @@ def _of_owner(owner: str) -> list[Found]:
 
 def parser() -> ArgumentParser:
     """The command line."""
-    top = ArgumentParser(prog="python -m retrieval.hub", description=(__doc__ or "").split(":")[0], allow_abbrev=False)
+    top = ArgumentParser(prog="simzoo hub", description=(__doc__ or "").split(":")[0], allow_abbrev=False)
     commands = top.add_subparsers(required=True, metavar="COMMAND")
 
     def command(name: str, function: Callable[..., object]) -> ArgumentParser:
@@ -252,10 +251,3 @@ def main(args: list[str] | None = None) -> None:
     """Runs the command line."""
     options = vars(parser().parse_args(args))
     options.pop("function")(**options)
-
-
-if __name__ == "__main__":
-    try:
-        main()
-    except (OSError, TypeError, ValueError) as error:
-        sys.exit(f"error: {error}")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from datamodules.hub import (
+from simzoo.core.hub import (
     INDEX,
     MANIFEST,
     checkpoint_files,
@@ -21,8 +21,8 @@ from datamodules.hub import (
     read_manifest,
     timeout,
 )
-from datamodules.records import DataError
-from retrieval.card import empty_sections, render
+from simzoo.core.records import DataError
+from simzoo.retrieval.hub.card import empty_sections, render
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def plan_push(folder: Path, repo: str, public: bool = False, index: Sequence[Pat
             raise DataError(f"has no {needed}; expected a checkpoint folder", folder)
     if wrong := problems(folder):
         raise DataError(
-            f"{'; '.join(wrong)}; restore it, or accept it with `python -m retrieval.hub verify --write {folder}`",
+            f"{'; '.join(wrong)}; restore it, or accept it with `simzoo hub verify --write {folder}`",
             folder,
         )
     card = rendered(folder, name)

@@ -9,8 +9,8 @@ import ir_measures
 import numpy as np
 from numpy.typing import NDArray
 
-from datamodules.records import Collection, DataError
-from retrieval.scorer import Rows, Scores
+from simzoo.core.records import Collection, DataError
+from simzoo.retrieval.scorer import Rows, Scores
 
 Values = NDArray[np.float64]
 

@@ -14,10 +14,10 @@ import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
 
-from datamodules.records import Collection, Query
-from retrieval.run_files import write_text
-from retrieval.scorer import Rows
-from retrieval.searcher import Ranking
+from simzoo.core.records import Collection, Query
+from simzoo.retrieval.results.run_files import write_text
+from simzoo.retrieval.scorer import Rows
+from simzoo.retrieval.searcher import Ranking
 
 Curves = Mapping[str, Mapping[int, Sequence[tuple[float, float]]]]
 """By searcher and k: (calls a query, Top-k-Recall) points."""
@@ -60,7 +60,7 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 @dataclass(frozen=True)
 class RunReport:
-    """A run under its name, with the contents of its metrics.json (the table in `retrieval.run_files`)."""
+    """A run under its name, with the contents of its metrics.json (see `simzoo.retrieval.results.run_files`)."""
 
     name: str
     described: Mapping[str, Any]

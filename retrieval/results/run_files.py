@@ -38,10 +38,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from datamodules.records import Collection, DataError
-from retrieval.atomic import replacing
-from retrieval.scorer import Rows, Scores
-from retrieval.searcher import Ranking
+from simzoo.core.files import replacing
+from simzoo.core.records import Collection, DataError
+from simzoo.retrieval.scorer import Rows, Scores
+from simzoo.retrieval.searcher import Ranking
 
 PACKAGES = ("transformers", "lightning", "faiss-cpu", "faiss-gpu", "bm25s", "ir-measures", "numpy")
 AGAIN = "run the evaluation again"
@@ -237,7 +237,7 @@ def versions() -> dict[str, str]:
 
 def commit() -> str | None:
     """The commit of the code that runs, with a mark if files were changed; None outside a repository."""
-    folder = Path(__file__).parents[1]
+    folder = Path(__file__).resolve().parents[2]
     try:
         described = subprocess.run(
             ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],

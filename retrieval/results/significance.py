@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from datamodules.records import DataError
-from retrieval.metrics import Values, block_sizes, interval
-from retrieval.run_files import Run, read_run
+from simzoo.core.records import DataError
+from simzoo.retrieval.results.metrics import Values, block_sizes, interval
+from simzoo.retrieval.results.run_files import Run, read_run
 
 EXACT_QUERIES = 16  # up to 65,536 sign patterns, all of them are tried
 

@@ -9,13 +9,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from retrieval.dense import Dense
-from retrieval.first_stage import FirstStage
-from retrieval.least_squares import GrowingLeastSquares
-from retrieval.normalize import Normalization, fit_normalization
-from retrieval.scorer import Rows
-from retrieval.searcher import Ranking, Searcher, Stopwatch, check_budget
-from retrieval.topk import top_columns
+from simzoo.retrieval.first_stages.dense import Dense
+from simzoo.retrieval.first_stages.first_stage import FirstStage
+from simzoo.retrieval.scorer import Rows
+from simzoo.retrieval.searcher import Ranking, Searcher, Stopwatch, check_budget
+from simzoo.retrieval.searchers.least_squares import GrowingLeastSquares
+from simzoo.retrieval.searchers.normalization import Normalization, fit_normalization
+from simzoo.retrieval.topk import top_columns
 
 Floats = NDArray[np.float32]
 BLOCK = 1024  # items whose vectors are cast to float64 at once: they stay in the processor's cache

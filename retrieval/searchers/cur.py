@@ -7,9 +7,9 @@ from typing import Any, Self
 
 import numpy as np
 
-from retrieval.scorer import Rows
-from retrieval.searcher import Ranking, Searcher, Stopwatch, check_budget
-from retrieval.topk import top_columns
+from simzoo.retrieval.scorer import Rows
+from simzoo.retrieval.searcher import Ranking, Searcher, Stopwatch, check_budget
+from simzoo.retrieval.topk import top_columns
 
 CUT = 1e-3  # a cut-off from here on tames a square, ill-conditioned matrix
 

@@ -6,9 +6,9 @@ from typing import Any, Self
 
 import numpy as np
 
-from retrieval.first_stage import BM25, FirstStage
-from retrieval.scorer import Rows
-from retrieval.searcher import Ranking, Searcher, Stopwatch, check_budget
+from simzoo.retrieval.first_stages.first_stage import BM25, FirstStage
+from simzoo.retrieval.scorer import Rows
+from simzoo.retrieval.searcher import Ranking, Searcher, Stopwatch, check_budget
 
 
 class Exact(Searcher):

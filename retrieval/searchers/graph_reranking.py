@@ -8,12 +8,12 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from retrieval.dense import Dense
-from retrieval.first_stage import BM25, FirstStage
-from retrieval.graph import GraphConfig, build_graph
-from retrieval.scorer import Rows
-from retrieval.searcher import Ranking, Searcher, Stopwatch, check_budget
-from retrieval.topk import top_columns
+from simzoo.retrieval.first_stages.dense import Dense
+from simzoo.retrieval.first_stages.first_stage import BM25, FirstStage
+from simzoo.retrieval.scorer import Rows
+from simzoo.retrieval.searcher import Ranking, Searcher, Stopwatch, check_budget
+from simzoo.retrieval.storage.graph import GraphConfig, build_graph
+from simzoo.retrieval.topk import top_columns
 
 
 class _Adaptive(Searcher):

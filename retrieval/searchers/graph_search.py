@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from retrieval.dense import Dense
-from retrieval.first_stage import FirstStage
-from retrieval.graph import GraphConfig, build_graph
-from retrieval.scorer import Rows, Scores
-from retrieval.searcher import Ranking, Searcher, SearchTask, Stopwatch, check_budget
+from simzoo.retrieval.first_stages.dense import Dense
+from simzoo.retrieval.first_stages.first_stage import FirstStage
+from simzoo.retrieval.scorer import Rows, Scores
+from simzoo.retrieval.searcher import Ranking, Searcher, SearchTask, Stopwatch, check_budget
+from simzoo.retrieval.storage.graph import GraphConfig, build_graph
 
 NOTHING = -1
 # A scored item as one number: the smaller, the better; of equal scores the lower row first. Sorting these is several

@@ -7,11 +7,11 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from retrieval.dense import Dense
-from retrieval.graph_search import own_vectors
-from retrieval.scorer import Rows, Scores
-from retrieval.searcher import Ranking, Searcher, Stopwatch, check_budget
-from retrieval.topk import top_columns
+from simzoo.retrieval.first_stages.dense import Dense
+from simzoo.retrieval.scorer import Rows, Scores
+from simzoo.retrieval.searcher import Ranking, Searcher, Stopwatch, check_budget
+from simzoo.retrieval.searchers.graph_search import own_vectors
+from simzoo.retrieval.topk import top_columns
 
 Floats = NDArray[np.float32]
 SAMPLE = 20_000  # items that the principal components are computed from
@@ -23,9 +23,9 @@ class LinearSearch(Searcher):
     For similarities with item vectors that are no inner product, as Hypencoder: near its best items a q-net is well
     described by a linear function, and one product with all items costs as much as a few q-net evaluations. The first
     round scores random anchors, the same ones for every query; each further round solves ridge regression over all that
-    is scored, in the first principal components of the vectors, and scores the best unscored items by it. It is AXN
-    (`retrieval.axn`) without a dual encoder for the queries: anchors instead of a first stage, components and a penalty
-    instead of the least-norm solution.
+    is scored, in the first principal components of the vectors, and scores the best unscored items by it. It is `AXN`
+    without a dual encoder for the queries: anchors instead of a first stage, components and a penalty instead of the
+    least-norm solution.
 
     Args:
         vectors: the dual encoder whose item vectors are used; None: the similarity's own item vectors.

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from retrieval.first_stage import Embeddings, FirstStage
-from retrieval.scorer import Scores
-from retrieval.searcher import SearchTask
+from simzoo.retrieval.first_stages.first_stage import Embeddings, FirstStage
+from simzoo.retrieval.scorer import Scores
+from simzoo.retrieval.searcher import SearchTask
 
 QUERIES = 100
 ITEMS = 50

@@ -7,11 +7,11 @@ from typing import Any, Self
 
 import numpy as np
 
-from models.similarity import LearnedSimilarity, fastest_device
-from retrieval.evaluation import similarity_scorer
-from retrieval.first_stage import BM25, FirstStage
-from retrieval.scorer import Rows, Scorer
-from retrieval.searcher import Ranking, Searcher, Stopwatch, check_budget, top_order
+from simzoo.models.similarity import LearnedSimilarity, fastest_device
+from simzoo.retrieval.evaluation import similarity_scorer
+from simzoo.retrieval.first_stages.first_stage import BM25, FirstStage
+from simzoo.retrieval.scorer import Rows, Scorer
+from simzoo.retrieval.searcher import Ranking, Searcher, Stopwatch, check_budget, top_order
 
 
 @dataclass

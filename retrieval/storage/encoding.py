@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from datamodules.records import Item, Query
-from datamodules.reps import Reps, concat, to_device
-from models.similarity import LearnedSimilarity
-from retrieval.progress import progress
-from retrieval.store import Encode, RepresentationStore
+from simzoo.core.progress import progress
+from simzoo.core.records import Item, Query
+from simzoo.core.reps import Reps, concat, to_device
+from simzoo.models.similarity import LearnedSimilarity
+from simzoo.retrieval.storage.representations import Encode, RepresentationStore
 
 BLOCK = 2048  # records: bounds the memory of tokenising
 

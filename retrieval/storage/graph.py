@@ -13,9 +13,9 @@ import numpy as np
 from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 
-from datamodules.records import DataError
-from retrieval.atomic import replacing
-from retrieval.progress import progress
+from simzoo.core.files import replacing
+from simzoo.core.progress import progress
+from simzoo.core.records import DataError
 
 Metric = Literal["l2", "inner_product"]
 Neighbors = NDArray[np.int32]

@@ -13,10 +13,10 @@ import torch
 from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 
-from datamodules.records import DataError
-from datamodules.reps import Ragged, Reps, num_rows
-from retrieval.atomic import replacing
-from retrieval.progress import progress
+from simzoo.core.files import replacing
+from simzoo.core.progress import progress
+from simzoo.core.records import DataError
+from simzoo.core.reps import Ragged, Reps, num_rows
 
 Encode = Callable[[Sequence[Sequence[Any]]], Iterator[Reps]]
 

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from datamodules.records import Collection, DataError
-from retrieval.atomic import replacing
-from retrieval.progress import progress
-from retrieval.scorer import Scorer
+from simzoo.core.files import replacing
+from simzoo.core.progress import progress
+from simzoo.core.records import Collection, DataError
+from simzoo.retrieval.scorer import Scorer
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from retrieval.ann import IndexKind
-from retrieval.mol_index import CHUNK, Block, Largest, MixtureIndex, largest
+from simzoo.retrieval.first_stages.vector_index import IndexKind
+from simzoo.retrieval.searchers.mol.index import CHUNK, Block, Largest, MixtureIndex, largest
 
 BEST = 16  # items whose gates are averaged
 SCANNED = 2048  # items at once whose largest logits are looked for

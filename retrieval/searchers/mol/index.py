@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from datamodules.reps import Reps
-from retrieval.scorer import Rows, Scores
-from retrieval.searcher import SearchTask, top_order
+from simzoo.core.reps import Reps
+from simzoo.retrieval.scorer import Rows, Scores
+from simzoo.retrieval.searcher import SearchTask, top_order
 
 LOGITS = 1 << 18  # logits at once: more of them do not fit a processor's cache
 PAIRS = 4096  # pairs whose gate is evaluated at once, for the same reason

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from retrieval.mol_index import Block, MixtureIndex, check_finite, kth_largest, reaching
-from retrieval.scorer import Rows, Scores
-from retrieval.searcher import Ranking, Searcher, Stopwatch, check_budget
+from simzoo.retrieval.scorer import Rows, Scores
+from simzoo.retrieval.searcher import Ranking, Searcher, Stopwatch, check_budget
+from simzoo.retrieval.searchers.mol.index import Block, MixtureIndex, check_finite, kth_largest, reaching
 
 TOLERANCE = 1e-5  # of a logit's range: how far single precision is taken to be off at first
 

@@ -11,11 +11,11 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from retrieval.ann import IndexKind
-from retrieval.mol_candidates import ByComponent, ByGate, ByMean
-from retrieval.mol_index import SEGMENT, Block, MixtureIndex
-from retrieval.mol_searcher import Best, Found, MixtureSearcher, joined
-from retrieval.searcher import Stopwatch, check_budget
+from simzoo.retrieval.first_stages.vector_index import IndexKind
+from simzoo.retrieval.searcher import Stopwatch, check_budget
+from simzoo.retrieval.searchers.mol.candidates import ByComponent, ByGate, ByMean
+from simzoo.retrieval.searchers.mol.index import SEGMENT, Block, MixtureIndex
+from simzoo.retrieval.searchers.mol.searcher import Best, Found, MixtureSearcher, joined
 
 SEEDS = 256  # items scored first, by the mean of their logits
 AVERAGE = 512  # items scored after these, by the mean of their logits with the weights that the first ones had

@@ -1,0 +1,1 @@
+"""Searching with an expensive scorer: recall against calls, overhead, rank."""

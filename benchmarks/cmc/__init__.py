@@ -1,0 +1,1 @@
+"""CMC: its tables, its speed, its training on stored vectors."""

@@ -1,0 +1,1 @@
+"""Cross-encoders: pairs a second."""

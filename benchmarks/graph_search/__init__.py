@@ -1,0 +1,1 @@
+"""Graph search with q-nets: recall, evaluations, time."""

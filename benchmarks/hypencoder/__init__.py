@@ -1,0 +1,1 @@
+"""Hypencoder beside BE-Base: training, speed, what carries over."""

@@ -1,0 +1,1 @@
+"""Top-k search with Mixture-of-Logits beside the reference."""

@@ -1,0 +1,1 @@
+"""Next-item recommendation: grids of systems and seeds."""

@@ -1,0 +1,1 @@
+"""WordNet: accuracy by world, and the demo."""

@@ -1,0 +1,1 @@
+"""Every released checkpoint on every data set, and the pages."""

@@ -1,0 +1,1 @@
+"""Readers of data layouts, one file a layout."""

@@ -1,0 +1,1 @@
+"""What systems are built of: backbones, tokenizing, packing, pooling, towers, heads."""

@@ -1,0 +1,1 @@
+"""First stages: cheap retrievers, and the vector indices that they search."""

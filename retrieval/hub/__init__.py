@@ -1,0 +1,1 @@
+"""Publishing and fetching checkpoints, and their cards."""

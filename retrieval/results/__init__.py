@@ -1,0 +1,1 @@
+"""What comes out of an evaluation: metrics, comparisons, files, the report."""

@@ -1,0 +1,1 @@
+"""Searchers of Mixture-of-Logits, over the representations of all items."""

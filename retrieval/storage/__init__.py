@@ -1,0 +1,1 @@
+"""What is kept on disk between runs: representations, neighbour graphs, score matrices."""

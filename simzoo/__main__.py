@@ -1,0 +1,50 @@
+"""The command ``simzoo``: hands its words to the parser of train.py, of evaluate.py or of the Hub's verbs."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+
+COMMANDS = {
+    "train": ("simzoo.train", (), "fit, validate or test a similarity; as train.py"),
+    "evaluate": ("simzoo.evaluate", (), "run, compare, matrix, teach, card; as evaluate.py"),
+    "search": ("simzoo.evaluate", ("search",), "answer one query; as evaluate.py search"),
+    "hub": ("simzoo.retrieval.hub.commands", (), "push, pull, list, verify or convert checkpoints"),
+}
+"""Module, words put in front of the user's, and summary. A module is imported when its command is called, not before."""
+
+
+def usage() -> str:
+    """What ``simzoo --help`` prints."""
+    lines = [f"  {name:<10}{summary}" for name, (_, _, summary) in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: simzoo COMMAND ...",
+            "",
+            "Train, evaluate, publish and search with learned similarities.",
+            "",
+            *lines,
+            "",
+            "simzoo COMMAND --help explains a command's options.",
+        ]
+    )
+
+
+def main(args: list[str] | None = None) -> None:
+    """Runs the command line; errors that a user can mend are one line and exit status 1."""
+    name, *rest = (sys.argv[1:] if args is None else args) or ["--help"]
+    if name in ("-h", "--help"):
+        print(usage())
+        return
+    if name not in COMMANDS:
+        print(f"{usage()}\n\nerror: there is no command {name!r}", file=sys.stderr)
+        sys.exit(2)
+    module, first, _ = COMMANDS[name]
+    try:
+        import_module(module).main([*first, *rest])
+    except (FloatingPointError, OSError, TypeError, ValueError) as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()
