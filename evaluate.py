@@ -26,6 +26,7 @@ from simzoo import datamodules, retrieval
 from simzoo.core.progress import plan
 from simzoo.core.records import Collection, DataError, Query
 from simzoo.datamodules.lists import RetrievalData, Split
+from simzoo.models.formats import load
 from simzoo.models.similarity import LearnedSimilarity, fastest_device
 from simzoo.retrieval.evaluation import evaluate, similarity_scorer, split_queries
 from simzoo.retrieval.first_stages.first_stage import BM25, FirstStage
@@ -252,7 +253,7 @@ def teach(
 
 def loaded(checkpoint: str, bf16: bool) -> LearnedSimilarity:
     """The checkpoint, on the fastest device."""
-    return LearnedSimilarity.from_pretrained(checkpoint, fastest_device(), getattr(torch, dtype_of(bf16)))
+    return load(checkpoint, fastest_device(), getattr(torch, dtype_of(bf16)))
 
 
 def dtype_of(bf16: bool) -> str:

@@ -17,7 +17,7 @@ from lightning.pytorch.cli import LightningCLI
 import simzoo.datamodules.next_items
 import simzoo.datamodules.sources  # noqa: F401  known by class name on the command line
 from simzoo.datamodules.lists import RetrievalData
-from simzoo.models.formats import own as checkpoint
+from simzoo.models.formats import restore, save
 from simzoo.models.similarity import LearnedSimilarity
 
 
@@ -36,9 +36,9 @@ class Release(Callback):
         assert isinstance(pl_module, LearnedSimilarity)
         keeper = trainer.checkpoint_callback
         if isinstance(keeper, ModelCheckpoint) and keeper.monitor and keeper.best_model_path:
-            checkpoint.restore(pl_module, Path(keeper.best_model_path))
+            restore(pl_module, Path(keeper.best_model_path))
         if trainer.is_global_zero:
-            checkpoint.save(pl_module, self.folder)
+            save(pl_module, self.folder)
 
 
 class CLI(LightningCLI):

@@ -13,8 +13,8 @@ from simzoo.losses import Loss
 from simzoo.models.parts.backbone import BackboneConfig, Encoder
 from simzoo.models.parts.pooling import Pooling, pooled
 from simzoo.models.parts.tokenizing import TokenConfig
-from simzoo.models.parts.towers import TwoTowers
-from simzoo.models.similarity import Optimization
+from simzoo.models.towers import TwoTowers
+from simzoo.models.training import Optimization
 
 Skip = Literal["sum", "mean", "gated", "none"]
 GATE_START = -5.0  # of the released code: the layer begins almost as the identity

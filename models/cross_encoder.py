@@ -13,8 +13,9 @@ from simzoo.core.reps import Ragged, Reps
 from simzoo.losses import Loss
 from simzoo.models.parts.backbone import BackboneConfig, Encoder, load_tokenizer
 from simzoo.models.parts.packing import buckets, join_pairs, token_budget
-from simzoo.models.parts.tokenizing import TextEncoder, TokenConfig
-from simzoo.models.similarity import LearnedSimilarity, Optimization, pair_by_pair
+from simzoo.models.parts.tokenizing import TextTokenizer, TokenConfig
+from simzoo.models.similarity import LearnedSimilarity, pair_by_pair
+from simzoo.models.training import Optimization
 
 
 class CrossEncoder(LearnedSimilarity):
@@ -36,7 +37,7 @@ class CrossEncoder(LearnedSimilarity):
         seed: of dropout.
     """
 
-    text: TextEncoder
+    text: TextTokenizer
 
     def __init__(
         self,
@@ -62,7 +63,7 @@ class CrossEncoder(LearnedSimilarity):
             dropout=dropout,
             tokens_per_batch=tokens_per_batch,
         )
-        self.text = TextEncoder(load_tokenizer(backbone), tokens)
+        self.text = TextTokenizer(load_tokenizer(backbone), tokens)
         self.encoder = Encoder(backbone, tuple(self.text.tag_ids.values()))
         longest = tokens.query_length + tokens.item_length
         if longest > self.encoder.max_length:

@@ -15,8 +15,9 @@ from simzoo.models.parts.backbone import BackboneConfig
 from simzoo.models.parts.packing import buckets, token_budget
 from simzoo.models.parts.pooling import each_token
 from simzoo.models.parts.tokenizing import TokenConfig
-from simzoo.models.parts.towers import TwoTowers
-from simzoo.models.similarity import Optimization, pair_by_pair
+from simzoo.models.similarity import pair_by_pair
+from simzoo.models.towers import TwoTowers
+from simzoo.models.training import Optimization
 
 
 class DeFormer(TwoTowers):

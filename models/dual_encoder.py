@@ -12,8 +12,9 @@ from simzoo.losses import Loss
 from simzoo.models.parts.backbone import BackboneConfig, Encoder
 from simzoo.models.parts.pooling import Pooling, pooled
 from simzoo.models.parts.tokenizing import TokenConfig
-from simzoo.models.parts.towers import TwoTowers
-from simzoo.models.similarity import Optimization, inner_products
+from simzoo.models.similarity import inner_products
+from simzoo.models.towers import TwoTowers
+from simzoo.models.training import Optimization
 
 
 class DualEncoder(TwoTowers):

@@ -16,8 +16,8 @@ from simzoo.models.parts.packing import buckets, token_budget
 from simzoo.models.parts.pooling import Pooling, pooled
 from simzoo.models.parts.q_net import QNet, QNetConfig
 from simzoo.models.parts.tokenizing import TokenConfig
-from simzoo.models.parts.towers import TwoTowers
-from simzoo.models.similarity import Optimization
+from simzoo.models.towers import TwoTowers
+from simzoo.models.training import Optimization
 
 Q_NETS_AT_ONCE = 64  # bounds what lies between the attention and the finished weights: several times the weights
 # Numbers in one hidden state of all q-nets: a CPU's caches should hold what stands between the products, a GPU wants

@@ -14,8 +14,9 @@ from simzoo.models.parts.backbone import BackboneConfig, Encoder
 from simzoo.models.parts.packing import buckets, lists_of_pairs
 from simzoo.models.parts.pooling import Pooling, each_text, each_token, pooled
 from simzoo.models.parts.tokenizing import TokenConfig
-from simzoo.models.parts.towers import TwoTowers
-from simzoo.models.similarity import Optimization, pair_by_pair
+from simzoo.models.similarity import pair_by_pair
+from simzoo.models.towers import TwoTowers
+from simzoo.models.training import Optimization
 
 PRODUCTS = 1 << 24  # products of token vectors held at once
 

@@ -14,8 +14,8 @@ from simzoo.models.parts.backbone import BackboneConfig, pretrained_layers
 from simzoo.models.parts.packing import lists_of_pairs
 from simzoo.models.parts.pooling import each_text, each_token
 from simzoo.models.parts.tokenizing import TokenConfig
-from simzoo.models.parts.towers import TwoTowers
-from simzoo.models.similarity import Optimization
+from simzoo.models.towers import TwoTowers
+from simzoo.models.training import Optimization
 
 NUMBERS = 1 << 25  # of the widest activations, held at once
 

@@ -17,8 +17,8 @@ from simzoo.models.parts.backbone import BackboneConfig, Encoder
 from simzoo.models.parts.mixture import MixtureConfig, MoLHead, positive_gates
 from simzoo.models.parts.pooling import each_text
 from simzoo.models.parts.tokenizing import TokenConfig
-from simzoo.models.parts.towers import TwoTowers
-from simzoo.models.similarity import Optimization
+from simzoo.models.towers import TwoTowers
+from simzoo.models.training import Optimization
 
 
 class ParameterizedPooling(nn.Module):

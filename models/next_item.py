@@ -16,7 +16,8 @@ from simzoo.core.reps import Ragged, Reps
 from simzoo.losses import Loss
 from simzoo.models.parts.packing import buckets, token_budget
 from simzoo.models.parts.sequence import SequenceConfig, build_encoder
-from simzoo.models.similarity import LearnedSimilarity, Optimization, inner_products
+from simzoo.models.similarity import LearnedSimilarity, inner_products
+from simzoo.models.training import Optimization
 
 HIT_RATES = (1, 10, 50, 200)
 

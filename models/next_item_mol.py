@@ -18,7 +18,7 @@ from simzoo.losses.mixture import gate_entropies
 from simzoo.models.next_item import NextItem
 from simzoo.models.parts.mixture import MixtureConfig, MoLHead, positive_gates
 from simzoo.models.parts.sequence import SequenceConfig
-from simzoo.models.similarity import Optimization
+from simzoo.models.training import Optimization
 
 
 class NextItemMoL(NextItem):

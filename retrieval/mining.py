@@ -14,6 +14,7 @@ from simzoo.core.candidates import Candidates
 from simzoo.core.files import replacing
 from simzoo.core.records import Collection
 from simzoo.datamodules.lists import RetrievalData, Split
+from simzoo.models.formats import load
 from simzoo.models.similarity import LearnedSimilarity, fastest_device
 from simzoo.retrieval.evaluation import similarity_scorer
 from simzoo.retrieval.first_stages.dense import Dense
@@ -107,7 +108,7 @@ class MineCandidates(Callback):
     def _teacher_model(self) -> LearnedSimilarity:
         if self._teacher is None:
             assert self.teacher is not None
-            self._teacher = LearnedSimilarity.from_pretrained(self.teacher, fastest_device())
+            self._teacher = load(self.teacher, fastest_device())
         return self._teacher
 
     def _taught(self, found: Candidates, collection: Collection) -> Candidates:

@@ -11,7 +11,7 @@ COMMANDS = {
     "search": ("simzoo.evaluate", ("search",), "answer one query; as evaluate.py search"),
     "hub": ("simzoo.retrieval.hub.commands", (), "push, pull, list, verify or convert checkpoints"),
 }
-"""Module, words put in front of the user's, and summary. A module is imported when its command is called, not before."""
+"""Module, words put in front of the user's, and summary. A module is imported when its command is called."""
 
 
 def usage() -> str:

@@ -16,6 +16,7 @@ import torch
 
 from simzoo.core.hub import file_sha256, write_manifest
 from simzoo.models.cross_encoder import CrossEncoder
+from simzoo.models.formats import save
 from simzoo.models.parts.backbone import BackboneConfig
 from simzoo.models.parts.tiny import tiny_backbone
 from simzoo.models.parts.tokenizing import TokenConfig
@@ -126,7 +127,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("made") / "tiny-ce"
     torch.manual_seed(0)
     model = CrossEncoder(BackboneConfig(str(tiny_backbone())), TokenConfig(query_length=24, item_length=24)).eval()
-    model.save_pretrained(folder)
+    save(model, folder)
     runs = json.loads((ROOT / "checkpoints" / "wordnet-emb-ce" / "metrics.json").read_text())["runs"]
     about = asdict(About("Letters.", "None: random weights.", "Everything.", QUERY, tuple(DOCUMENTS)))
     described = {"sha256": file_sha256(folder / "model.safetensors"), "about": about, "runs": runs}

@@ -11,7 +11,7 @@ import torch
 
 from simzoo.models.cross_encoder import CrossEncoder
 from simzoo.models.dual_encoder import DualEncoder
-from simzoo.models.formats import own as checkpoint
+from simzoo.models.formats import save
 from simzoo.models.parts.backbone import BackboneConfig, LoRA
 from simzoo.models.parts.tiny import tiny_backbone
 from simzoo.models.parts.tokenizing import TokenConfig
@@ -30,7 +30,7 @@ def trained(folder: Path, **arguments: bool) -> DualEncoder:
     with torch.no_grad():
         for value in model.trained_state().values():
             value.normal_()
-    checkpoint.save(model, folder)
+    save(model, folder)
     return model
 
 
@@ -41,7 +41,7 @@ def test_start_takes_the_trained_encoder(tmp_path: Path) -> None:
     ours = dict(model.encoder.named_parameters())
     for name, value in source.query_encoder.named_parameters():
         assert torch.equal(ours[name], value), name
-    checkpoint.save(model, tmp_path / "ce")
+    save(model, tmp_path / "ce")
     assert json.loads((tmp_path / "ce" / "config.json").read_text())["arguments"]["backbone"]["start"] is None
 
 

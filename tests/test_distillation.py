@@ -20,8 +20,8 @@ from simzoo.datamodules.distillation import Distillation, Lessons, read_lessons
 from simzoo.losses import MarginMSE, OtherPositivesCrossEntropy, SumOfLosses
 from simzoo.models.cross_encoder import CrossEncoder
 from simzoo.models.dual_encoder import DualEncoder
-from simzoo.models.formats import own as checkpoint
-from simzoo.models.similarity import LearnedSimilarity, Optimization
+from simzoo.models.formats import load, save
+from simzoo.models.training import Optimization
 from simzoo.retrieval import teaching
 from simzoo.retrieval.evaluation import similarity_scorer
 from simzoo.retrieval.first_stages.first_stage import BM25
@@ -128,8 +128,8 @@ def test_lists_are_the_records(tmp_path: Path) -> None:
 
 def test_teaching_writes_what_the_teacher_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From a cross-encoder to files and back; a killed run goes on with the same bytes."""
-    checkpoint.save(CrossEncoder.tiny(), tmp_path / "teacher")
-    teacher, collection = LearnedSimilarity.from_pretrained(tmp_path / "teacher"), toy_collection()
+    save(CrossEncoder.tiny(), tmp_path / "teacher")
+    teacher, collection = load(tmp_path / "teacher"), toy_collection()
     monkeypatch.setattr(teaching, "BLOCK", 10)
     files = write_lessons(teacher, collection, BM25(), tmp_path / "out", 5, 3, 0)
     found = [lesson for path in files for lesson in read_lessons(path, "positive")]
@@ -153,8 +153,8 @@ def test_teaching_writes_what_the_teacher_says(tmp_path: Path, monkeypatch: pyte
 
 def test_training_on_files(tmp_path: Path) -> None:
     """The whole way: files in, validation from another data module, a loss that falls."""
-    checkpoint.save(CrossEncoder.tiny(), tmp_path / "teacher")
-    teacher = LearnedSimilarity.from_pretrained(tmp_path / "teacher")
+    save(CrossEncoder.tiny(), tmp_path / "teacher")
+    teacher = load(tmp_path / "teacher")
     files = write_lessons(teacher, toy_collection("a"), BM25(), tmp_path / "out", 5, 3, 0)
     model = DualEncoder.tiny()
     model.loss, model.optimization = SumOfLosses([MarginMSE(), OtherPositivesCrossEntropy(0.1)]), Optimization(lr=1e-2)

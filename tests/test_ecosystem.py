@@ -19,11 +19,11 @@ from transformers import AutoModel, AutoTokenizer, BertConfig, BertForSequenceCl
 from simzoo.core.records import Item, Query
 from simzoo.models.cross_encoder import CrossEncoder
 from simzoo.models.dual_encoder import DualEncoder
+from simzoo.models.formats import load, save, save_onnx, save_sentence_transformer
 from simzoo.models.late_interaction import SumOfMax
 from simzoo.models.parts.backbone import BackboneConfig, LoRA
 from simzoo.models.parts.tiny import tiny_backbone
 from simzoo.models.parts.tokenizing import TokenConfig
-from simzoo.models.similarity import LearnedSimilarity
 from tests.test_layouts import CLOSE, ITEMS, QUERIES, TEXTS, scores
 
 
@@ -41,9 +41,9 @@ def adapted(cls: type, **arguments: Any) -> Any:
 @pytest.mark.parametrize("normalize", [False, True])
 def test_dual_encoder_becomes_a_sentence_transformer(pooling: str, normalize: bool, tmp_path: Path) -> None:
     """Embeddings that differ a little from the model's own make every index built on them a little wrong."""
-    adapted(DualEncoder, pooling=pooling, normalize=normalize).save_pretrained(tmp_path / "ours")
-    model = LearnedSimilarity.from_pretrained(tmp_path / "ours")
-    model.save_sentence_transformer(tmp_path / "theirs")
+    save(adapted(DualEncoder, pooling=pooling, normalize=normalize), tmp_path / "ours")
+    model = load(tmp_path / "ours")
+    save_sentence_transformer(model, tmp_path / "theirs")
     theirs = sentence_transformers.SentenceTransformer(str(tmp_path / "theirs"), device="cpu")
     plain = [Query("q", text) for text in TEXTS], [Item("i", text) for text in TEXTS]
     with torch.inference_mode():
@@ -57,22 +57,22 @@ def test_dual_encoder_becomes_a_sentence_transformer(pooling: str, normalize: bo
     with torch.inference_mode():
         own = model.encode_items(model.collate_items(ITEMS[:1]))["vector"]
     torch.testing.assert_close(tagged, own, **CLOSE)
-    back = LearnedSimilarity.from_pretrained(tmp_path / "theirs")
+    back = load(tmp_path / "theirs")
     torch.testing.assert_close(scores(back, *plain), scores(model, *plain), **CLOSE)
 
 
 @pytest.mark.parametrize("scoring", ["cls", "pooled"])
 def test_cross_encoder_becomes_theirs(scoring: str, tmp_path: Path) -> None:
     """Scores with BERT's pooler between, or without the tags, would be those of another model."""
-    adapted(CrossEncoder, scoring=scoring).save_pretrained(tmp_path / "ours")
-    model = LearnedSimilarity.from_pretrained(tmp_path / "ours")
-    model.save_sentence_transformer(tmp_path / "theirs")
+    save(adapted(CrossEncoder, scoring=scoring), tmp_path / "ours")
+    model = load(tmp_path / "ours")
+    save_sentence_transformer(model, tmp_path / "theirs")
     theirs = sentence_transformers.CrossEncoder(str(tmp_path / "theirs"), device="cpu")
     found = torch.tensor(theirs.predict([("the boat", text) for text in TEXTS]))
     expected = scores(model, [Query("q", "the boat")], [Item("i", text) for text in TEXTS])[0]
     torch.testing.assert_close(found, expected, **CLOSE)
     if scoring == "cls":
-        back = LearnedSimilarity.from_pretrained(tmp_path / "theirs")
+        back = load(tmp_path / "theirs")
         torch.testing.assert_close(
             scores(back, [Query("q", "the boat")], [Item("i", text) for text in TEXTS])[0], expected, **CLOSE
         )
@@ -101,7 +101,7 @@ def test_their_cross_encoder_becomes_ours(tmp_path: Path) -> None:
     write_tokenizer(tmp_path)
     theirs = sentence_transformers.CrossEncoder(str(tmp_path), device="cpu", activation_fn=torch.nn.Identity())
     expected = torch.tensor(theirs.predict([("the boat", text) for text in TEXTS]))
-    model = CrossEncoder.from_pretrained(tmp_path)
+    model = load(tmp_path)
     found = scores(model, [Query("q", "the boat")], [Item("i", text) for text in TEXTS])[0]
     torch.testing.assert_close(found, expected, **CLOSE)
 
@@ -126,7 +126,7 @@ def test_late_interaction_becomes_sum_of_max(tmp_path: Path) -> None:
         [[float((torch.tensor(q) @ torch.tensor(i).T).amax(dim=1).sum()) for i in items] for q in queries]
     )
     _patch(tmp_path / "config_sentence_transformers.json", do_query_expansion=False)
-    model = SumOfMax.from_pretrained(tmp_path)
+    model = load(tmp_path)
     found = scores(model, [Query("q", text) for text in TEXTS[:2]], [Item("i", text) for text in TEXTS])
     torch.testing.assert_close(found, expected, **CLOSE)
 
@@ -142,9 +142,9 @@ def test_pylate_layout(tmp_path: Path) -> None:
     settings = tmp_path / "config_sentence_transformers.json"
     _patch(settings, **lengths, **marks, do_query_expansion=True, skiplist_words=["!"])
     with pytest.raises(ValueError, match=r"fills queries up with \[MASK\]"):
-        LearnedSimilarity.from_pretrained(tmp_path)
+        load(tmp_path)
     _patch(settings, do_query_expansion=False, skiplist_words=[])
-    model = LearnedSimilarity.from_pretrained(tmp_path)
+    model = load(tmp_path)
     assert isinstance(model, SumOfMax) and model.text.config.query_length == 32 and model.normalize
     ids = model.collate_queries([Query("q", "a boat")])["ids"].values.tolist()
     assert model.text.tokenizer.convert_ids_to_tokens(ids) == ["[CLS]", "[unused0]", "a", "boat", "[SEP]"]
@@ -155,7 +155,7 @@ def test_pylate_layout(tmp_path: Path) -> None:
     encoder.resize_token_embeddings(len(tokenizer))
     encoder.save_pretrained(tmp_path)
     _patch(settings, query_prefix="[Q] ", document_prefix="[D] ")
-    model = LearnedSimilarity.from_pretrained(tmp_path)
+    model = load(tmp_path)
     assert isinstance(model, SumOfMax)
     ids = model.collate_queries([Query("q", "a boat")])["ids"].values.tolist()
     assert ids[1] == len(tokenizer) - 2
@@ -172,13 +172,13 @@ def test_modules_that_compute_something_else_are_refused(tmp_path: Path) -> None
     )
     made.save(str(tmp_path / "a"), create_model_card=False)
     with pytest.raises(ValueError, match=r"modules .*Dense.* are not supported"):
-        LearnedSimilarity.from_pretrained(tmp_path / "a")
+        load(tmp_path / "a")
     made = sentence_transformers.SentenceTransformer(modules=[Transformer(str(tiny_backbone())), Pooling(16, "max")])
     made.save(str(tmp_path / "b"), create_model_card=False)
     with pytest.raises(ValueError, match=r"pooling .* is not supported"):
-        LearnedSimilarity.from_pretrained(tmp_path / "b")
+        load(tmp_path / "b")
     with pytest.raises(TypeError, match="no model of sentence-transformers"):
-        CrossEncoder.tiny().save_sentence_transformer(tmp_path / "c")
+        save_sentence_transformer(CrossEncoder.tiny(), tmp_path / "c")
 
 
 # -- ONNX -------------------------------------------------------------------------------------------------------------
@@ -194,7 +194,7 @@ def test_onnx_pairs_score_alike(scoring: Any, tmp_path: Path) -> None:
     """An export that is fixed to the shape it was traced with fails, or worse, cuts, at the first other batch."""
     torch.manual_seed(5)
     model = CrossEncoder(BackboneConfig(str(tiny_backbone())), TokenConfig(24, 24), scoring=scoring).eval()
-    model.save_onnx(tmp_path)
+    save_onnx(model, tmp_path)
     queries, items = model.collate_queries(QUERIES), model.collate_items(ITEMS)
     expected = scores(model, QUERIES, ITEMS)
     for q, row in enumerate(expected):
@@ -214,7 +214,7 @@ def test_onnx_pairs_score_alike(scoring: Any, tmp_path: Path) -> None:
 def test_onnx_vectors_are_alike(tmp_path: Path) -> None:
     """Mean pooling over the padding is the classic error of an export."""
     model = DualEncoder.tiny().eval()
-    model.save_onnx(tmp_path)
+    save_onnx(model, tmp_path)
     tokens = model.collate_items(ITEMS)
     ids, mask = tokens["ids"].pad()
     with torch.inference_mode():

@@ -17,7 +17,7 @@ from simzoo import evaluate
 from simzoo.core.records import DataError
 from simzoo.models.cross_encoder import CrossEncoder
 from simzoo.models.dual_encoder import DualEncoder
-from simzoo.models.formats import own as checkpoint
+from simzoo.models.formats import load, save
 from simzoo.retrieval.results.run_files import read_trec
 from tests.toy import toy_collection
 
@@ -38,8 +38,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for query, judged in zip(collection.queries, collection.judgements, strict=True):
         lines += [f"{query.id}\t{collection.items[row].id}\t{grade}" for row, grade in judged.items()]
     (folder / "data" / "qrels" / "test.tsv").write_text("\n".join(lines) + "\n")
-    checkpoint.save(CrossEncoder.tiny(), folder / "ce")
-    checkpoint.save(DualEncoder.tiny(), folder / "de")
+    save(CrossEncoder.tiny(), folder / "ce")
+    save(DualEncoder.tiny(), folder / "de")
     return folder
 
 
@@ -169,13 +169,13 @@ def test_damaged_checkpoints_are_refused(world: Path, tmp_path: Path) -> None:
     whole = (world / "ce" / "model.safetensors").read_bytes()
     config = json.loads((world / "ce" / "config.json").read_text())
     with pytest.raises(ValueError, match="not a whole safetensors file"):
-        checkpoint.load(damaged(world, tmp_path / "cut", "model.safetensors", whole[: len(whole) // 2]))
+        load(damaged(world, tmp_path / "cut", "model.safetensors", whole[: len(whole) // 2]))
     torch.save({"a": torch.zeros(1)}, tmp_path / "pickle")
     with pytest.raises(ValueError, match="not a whole safetensors file"):
-        checkpoint.load(damaged(world, tmp_path / "p", "model.safetensors", (tmp_path / "pickle").read_bytes()))
+        load(damaged(world, tmp_path / "p", "model.safetensors", (tmp_path / "pickle").read_bytes()))
     save_file({"other.weight": torch.zeros(2)}, tmp_path / "other")
     with pytest.raises(ValueError, match=r"missing .*unknown \['other\.weight'\]"):
-        checkpoint.load(damaged(world, tmp_path / "o", "model.safetensors", (tmp_path / "other").read_bytes()))
+        load(damaged(world, tmp_path / "o", "model.safetensors", (tmp_path / "other").read_bytes()))
     for number, path in enumerate(
         (
             "os.system",
@@ -187,19 +187,19 @@ def test_damaged_checkpoints_are_refused(world: Path, tmp_path: Path) -> None:
     ):
         evil = json.dumps({**config, "class": path}).encode()
         with pytest.raises(ValueError, match="is not a similarity of this project"):
-            checkpoint.load(damaged(world, tmp_path / f"evil{number}", "config.json", evil))
+            load(damaged(world, tmp_path / f"evil{number}", "config.json", evil))
     extra = json.dumps({**config, "arguments": {**config["arguments"], "scorring": "emb"}}).encode()
     with pytest.raises(ValueError, match="scorring"):
-        checkpoint.load(damaged(world, tmp_path / "extra", "config.json", extra))
+        load(damaged(world, tmp_path / "extra", "config.json", extra))
     with pytest.raises(ValueError, match=r"config\.json:1: broken JSON"):
-        checkpoint.load(damaged(world, tmp_path / "json", "config.json", b"{oops"))
+        load(damaged(world, tmp_path / "json", "config.json", b"{oops"))
     with pytest.raises(ValueError, match="another system"):
-        checkpoint.load(damaged(world, tmp_path / "bert", "config.json", b'{"model_type": "bert"}'))
+        load(damaged(world, tmp_path / "bert", "config.json", b'{"model_type": "bert"}'))
     with pytest.raises(FileNotFoundError, match="neither a folder nor"):
-        checkpoint.load(tmp_path / "nothing-here")
+        load(tmp_path / "nothing-here")
     (tmp_path / "empty").mkdir()
     with pytest.raises(FileNotFoundError, match=r"no config\.json"):
-        checkpoint.load(tmp_path / "empty")
+        load(tmp_path / "empty")
 
 
 def test_card_is_made_from_runs(world: Path) -> None:

@@ -14,6 +14,7 @@ from sklearn.metrics.pairwise import cosine_similarity
 from simzoo.core.records import Collection, DataError, Item, Query
 from simzoo.models.cross_encoder import CrossEncoder
 from simzoo.models.dual_encoder import DualEncoder
+from simzoo.models.formats import save
 from simzoo.retrieval.first_stages.dense import Dense
 from simzoo.retrieval.first_stages.first_stage import BM25, TFIDF, AliasTable, FirstStage, Random
 from simzoo.retrieval.first_stages.vector_index import HNSW, IVF, Flat
@@ -108,10 +109,10 @@ def test_a_cross_encoder_is_no_vector_index(tmp_path: object) -> None:
 def test_a_store_keeps_the_vectors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A store that is written and never read costs disk; one that is read for other weights gives another's vectors."""
     model = DualEncoder.tiny()
-    model.save_pretrained(tmp_path / "one")
+    save(model, tmp_path / "one")
     with torch.no_grad():
         next(model.parameters()).mul_(2)
-    model.save_pretrained(tmp_path / "two")
+    save(model, tmp_path / "two")
     collection = toy_collection()
     made = Dense(tmp_path / "one", store=tmp_path / "store")
     made.index(collection)

@@ -57,6 +57,8 @@ def test_imports_run_one_way(scratch: Path) -> None:
         ("models", "import simzoo.retrieval"),
         ("models", "from simzoo.datamodules.lists import RetrievalData"),
         ("models", "from simzoo.train import main"),
+        ("models", "from simzoo.models.formats import load"),
+        ("models/parts", "from simzoo.models.similarity import LearnedSimilarity"),
         ("models/parts", "from benchmarks import zoo"),
         ("retrieval", "from simzoo.models.cross_encoder import CrossEncoder"),
         ("retrieval/searchers", "from simzoo.models.formats import own"),

@@ -21,12 +21,13 @@ from hypothesis import strategies as st
 from simzoo.core.archives import unpacked
 from simzoo.core.hub import parse_name, read_manifest
 from simzoo.models.cross_encoder import CrossEncoder
+from simzoo.models.formats import load, save
 from simzoo.models.formats.own import read_config
-from simzoo.models.formats.pickles import load_pickle, mentions
-from simzoo.models.formats.weights import read_weights
 from simzoo.models.parts.backbone import BackboneConfig
+from simzoo.models.parts.pickles import load_pickle, mentions
 from simzoo.models.parts.tiny import tiny_backbone
 from simzoo.models.parts.tokenizing import TokenConfig
+from simzoo.models.parts.weights import read_weights
 from simzoo.retrieval.hub.card import empty_sections
 from tests.test_safety import _archive
 
@@ -45,7 +46,7 @@ def seeds() -> dict[str, bytes]:
     torch.save(state, folder / "zip")
     torch.save(state, folder / "stream", _use_new_zipfile_serialization=False)
     model = CrossEncoder(BackboneConfig(str(tiny_backbone())), TokenConfig(24, 24))
-    model.save_pretrained(folder / "model")
+    save(model, folder / "model")
     _archive(folder / "a.zip", {"config.json": b"{}", "sub/model.safetensors": b"x" * 100})
     _archive(folder / "a.tar.gz", {"config.json": b"{}", "sub/model.safetensors": b"x" * 100})
     files = [*folder.glob("*"), *(folder / "model").glob("*")]
@@ -131,8 +132,6 @@ def test_a_config_is_refused_or_read(
     whole: bool, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """A key of any type, at any depth, of a config.json that is otherwise in order."""
-    from simzoo.models.similarity import LearnedSimilarity
-
     folder = tmp_path_factory.getbasetemp() / "fuzzed-model"
     folder.mkdir(exist_ok=True)
     for name in ("model.safetensors", "tokenizer.json", "tokenizer_config.json"):
@@ -150,7 +149,7 @@ def test_a_config_is_refused_or_read(
         place = place[key]
     (folder / "config.json").write_text(json.dumps(config))
     with suppress(ValueError, FileNotFoundError):
-        LearnedSimilarity.from_pretrained(folder)
+        load(folder)
 
 
 @fuzzed

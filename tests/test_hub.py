@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from simzoo.core.hub import file_sha256, write_manifest
-from simzoo.models.cross_encoder import CrossEncoder
+from simzoo.models.formats import load
 from simzoo.models.parts.tiny import tiny_backbone
 from tests.hub_client import DOCUMENTS, QUERY, ROOT, Client, contents
 from tests.loopback_hub import Fault, Hub, Repo
@@ -102,10 +102,10 @@ def test_pushed_pulled_loaded_by_revision_and_offline(
     client.hub("push", checkpoint, "me/circle@v1")
     code = f"""
 from simzoo.models.similarity import LearnedSimilarity
-value = LearnedSimilarity.from_pretrained("me/circle@v1").rank({QUERY!r}, {DOCUMENTS!r})
+value = simzoo.load("me/circle@v1").rank({QUERY!r}, {DOCUMENTS!r})
 """
     found = client.run(code)
-    own = CrossEncoder.from_pretrained(checkpoint).rank(QUERY, DOCUMENTS)
+    own = load(checkpoint).rank(QUERY, DOCUMENTS)
     assert [row for row, _ in found] == [row for row, _ in own]
     assert [score for _, score in found] == pytest.approx([score for _, score in own], rel=1e-5)
     start = client.run(f"""
@@ -116,7 +116,7 @@ from simzoo.models.parts.tokenizing import TokenConfig
 started = CrossEncoder(BackboneConfig({str(tiny_backbone())!r}, start="me/circle@v1"), TokenConfig(24, 24))
 value = started.encoder.model.embeddings.word_embeddings.weight[5].tolist()
 """)
-    known = CrossEncoder.from_pretrained(checkpoint).encoder.model.embeddings.word_embeddings.weight[5]
+    known = load(checkpoint).encoder.model.embeddings.word_embeddings.weight[5]
     assert start == known.tolist(), "training does not start from the weights of the name"
     with pytest.raises(RuntimeError, match="there is no such revision"):
         client.run(code.replace("v1", "v2"))
@@ -154,9 +154,7 @@ def test_an_upload_that_is_cut_leaves_nothing_and_can_be_repeated(
     repo: Repo = hub.repos["me/cut"]
     assert all(files == {} for files in repo.commits.values()), "a part of the model is visible"
     with pytest.raises(RuntimeError, match=r"config\.json"):
-        client.run(
-            'from simzoo.models.similarity import LearnedSimilarity; LearnedSimilarity.from_pretrained("me/cut")'
-        )
+        client.run('import simzoo; simzoo.load("me/cut")')
     hub.faults.clear()
     client.hub("push", checkpoint, "me/cut")
     assert repo.commits[repo.branches["main"]]["model.safetensors"] == (checkpoint / "model.safetensors").read_bytes()

@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file
 
 from simzoo.core.hub import file_sha256
-from simzoo.models.cross_encoder import CrossEncoder
 from simzoo.models.dual_encoder import DualEncoder
+from simzoo.models.formats import load, save
 from simzoo.models.parts.tiny import tiny_backbone
 from tests.hub_client import ROOT, Client, contents
 from tests.loopback_hub import Hub
@@ -46,7 +46,7 @@ def test_training_and_teaching_take_every_form_of_a_name(
     """A recipe whose start weights, teacher, first stage or backbone are others than it names trains another model."""
     (tmp_path / "data").mkdir()
     data = ["--data=simzoo.datamodules.sources.BEIR", f"--data.root={collection(tmp_path / 'data')}"]
-    DualEncoder.tiny().save_pretrained(tmp_path / "first")
+    save(DualEncoder.tiny(), tmp_path / "first")
     places = {"first": tmp_path / "first", "start": checkpoint, "backbone": tiny_backbone()}
     for name, folder in places.items():
         hub.add(f"me/{name}", contents(folder))
@@ -79,7 +79,7 @@ def test_training_and_teaching_take_every_form_of_a_name(
     (mine,) = (tmp_path / "out-0" / "mined").rglob("*.npz")
     with np.load(mine) as kept:
         texts = [f"a text about d{row}" for row in kept["items"][0]]
-        scores = dict(CrossEncoder.from_pretrained(checkpoint).rank("what is d0", texts))
+        scores = dict(load(checkpoint).rank("what is d0", texts))
         np.testing.assert_allclose(kept["teacher"][0], [scores[row] for row in range(8)], rtol=1e-4)
     for number in (1, 2):  # what every form writes is the same
         for path in (tmp_path / "out-0").rglob("*"):

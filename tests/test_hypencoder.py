@@ -16,7 +16,7 @@ from benchmarks.hypencoder.students import Encoded, Frozen
 from simzoo.core.records import DataError, Item, Query
 from simzoo.core.reps import Ragged, take
 from simzoo.models import hypencoder
-from simzoo.models.formats import own as checkpoint
+from simzoo.models.formats import load, save
 from simzoo.models.hypencoder import Hypencoder
 from simzoo.models.parts.backbone import BackboneConfig, LoRA
 from simzoo.models.parts.hyperhead import Hyperhead
@@ -249,8 +249,8 @@ def test_two_encoders_are_saved_and_loaded(tmp_path: Path) -> None:
             if parameter.requires_grad:
                 parameter.normal_(std=0.1)
     expected = scores_of(model)
-    checkpoint.save(model, tmp_path / "model")
-    torch.testing.assert_close(scores_of(Hypencoder.from_pretrained(tmp_path / "model")), expected, **CLOSE)
+    save(model, tmp_path / "model")
+    torch.testing.assert_close(scores_of(load(tmp_path / "model")), expected, **CLOSE)
 
 
 def test_dropout_is_for_training_alone() -> None:
@@ -291,20 +291,20 @@ def test_impossible_q_nets_are_refused(settings: dict[str, Any], message: str) -
 
 def test_more_layers_than_the_checkpoint_has(tmp_path: Path) -> None:
     """A config that asks for more than the file holds must not start the rest at random."""
-    checkpoint.save(tiny(), tmp_path)
+    save(tiny(), tmp_path)
     config = (tmp_path / "config.json").read_text()
     assert "16,\n        16,\n        16\n" in config
     (tmp_path / "manifest.json").unlink()  # which refuses any change
     (tmp_path / "config.json").write_text(config.replace("16,\n        16\n", "16,\n        16,\n        16\n"))
     with pytest.raises(ValueError, match=r"hyperhead.* has shape \(3, 16, 16\), expected \(4, 16, 16\)"):
-        Hypencoder.from_pretrained(tmp_path)
+        load(tmp_path)
     (tmp_path / "config.json").write_text(config)
     tensors = load_file(tmp_path / "model.safetensors")
     save_file(
         {name: value for name, value in tensors.items() if "groups.1" not in name}, tmp_path / "model.safetensors"
     )
     with pytest.raises(ValueError, match=r"missing \['hyperhead\.groups\.1"):
-        Hypencoder.from_pretrained(tmp_path)
+        load(tmp_path)
 
 
 def test_taking_queries_apart_keeps_their_nets() -> None:

@@ -15,9 +15,8 @@ from transformers import AutoModel, AutoTokenizer
 
 from simzoo.core.records import Item, Query
 from simzoo.core.reps import Ragged, Reps
-from simzoo.models.formats import own as checkpoint
+from simzoo.models.formats import load, save
 from simzoo.models.formats.hypencoder import load_released
-from simzoo.models.hypencoder import Hypencoder
 from simzoo.models.parts.tiny import tiny_backbone
 from simzoo.models.similarity import LearnedSimilarity
 
@@ -119,12 +118,12 @@ def scores_of(model: LearnedSimilarity) -> Tensor:
 def test_released_weights_score_as_the_formulas_say(layers: int, shared: bool, tmp_path: Path) -> None:
     """A tensor in the wrong place, or the paper's scale, gives plausible scores and bad rankings."""
     tensors = released(tmp_path / "released", layers, shared)
-    model = LearnedSimilarity.from_pretrained(tmp_path / "released")
+    model = load(tmp_path / "released")
     expected = slow_scores(tensors, layers)
     assert expected.std(dim=0).min() > 1e-3 and expected.std(dim=1).min() > 1e-3
     torch.testing.assert_close(scores_of(model), expected, **TOLERANCE)
-    checkpoint.save(model, tmp_path / "converted")
-    torch.testing.assert_close(scores_of(Hypencoder.from_pretrained(tmp_path / "converted")), expected, **TOLERANCE)
+    save(model, tmp_path / "converted")
+    torch.testing.assert_close(scores_of(load(tmp_path / "converted")), expected, **TOLERANCE)
 
 
 def test_safetensors_without_the_tied_encoder(tmp_path: Path) -> None:

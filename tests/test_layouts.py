@@ -17,7 +17,7 @@ from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel
 from simzoo.core.records import Item, Query
 from simzoo.models.cross_encoder import CrossEncoder
 from simzoo.models.formats import anncur as anncur_released
-from simzoo.models.formats import lightning_ir
+from simzoo.models.formats import lightning_ir, load, save
 from simzoo.models.parts.backbone import BackboneConfig
 from simzoo.models.parts.tiny import tiny_backbone
 from simzoo.models.parts.tokenizing import TokenConfig
@@ -49,7 +49,7 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with torch.no_grad():
         for value in model.parameters():
             value.mul_(10 if value.ndim > 1 else 1)
-    model.save_pretrained(folder)
+    save(model, folder)
     AutoTokenizer.from_pretrained(tiny_backbone()).save_pretrained(folder)
     return folder
 
@@ -165,9 +165,9 @@ def test_released_weights_become_ours(bert: Path, tmp_path: Path, monkeypatch: p
     state = random_bert(bert, anncur_released.PAIR, seed=5)
     path = lightning(tmp_path / "model.ckpt", state, monkeypatch)
     model = anncur_released.load_released(path, backbone=str(bert))
-    model.save_pretrained(tmp_path / "ours")
+    save(model, tmp_path / "ours")
     path.unlink()
-    again = CrossEncoder.from_pretrained(tmp_path / "ours")
+    again = load(tmp_path / "ours")
     torch.testing.assert_close(scores(again, QUERIES, ITEMS), scores(model, QUERIES, ITEMS))
 
 
@@ -177,14 +177,14 @@ def test_released_weights_are_known_by_their_keys(bert: Path, tmp_path: Path, mo
     monkeypatch.setattr(anncur_released.load_released, "__defaults__", (str(bert),))
     assert defaults == (anncur_released.BERT,)
     path = lightning(tmp_path / "model.ckpt", random_bert(bert, anncur_released.PAIR, seed=5), monkeypatch)
-    assert isinstance(LearnedSimilarity.from_pretrained(path), CrossEncoder)
+    assert isinstance(load(path), CrossEncoder)
     other = lightning(tmp_path / "other.ckpt", {"net.weight": torch.zeros(2)}, monkeypatch)
     with pytest.raises(ValueError, match="no checkpoint file of a known layout"):
-        LearnedSimilarity.from_pretrained(other)
+        load(other)
     lacking = random_bert(bert, anncur_released.PAIR, seed=5)
     lacking.pop(f"{anncur_released.PAIR}.encoder.layer.1.output.dense.bias")
     with pytest.raises(ValueError, match=r"does not fit: missing \['model\.encoder\.bert_model\.encoder\.layer\.1"):
-        LearnedSimilarity.from_pretrained(lightning(path, lacking, monkeypatch))
+        load(lightning(path, lacking, monkeypatch))
 
 
 def test_an_encoder_in_hugging_faces_layout(bert: Path) -> None:
@@ -262,10 +262,10 @@ def test_lightning_ir_models(tmp_path: Path) -> None:
 
     lightning_ir_folder(tmp_path, {}, **settings)
     with pytest.raises(ValueError, match=r"no projection\.weight"):
-        LearnedSimilarity.from_pretrained(tmp_path)
+        load(tmp_path)
     lightning_ir_folder(tmp_path, head, **settings, query_mask_scoring_tokens="punctuation")
     with pytest.raises(ValueError, match="query_mask_scoring_tokens is 'punctuation', expected None"):
-        LearnedSimilarity.from_pretrained(tmp_path)
+        load(tmp_path)
     lightning_ir_folder(tmp_path, {}, model_type="lir-dpr", projection="linear", **lengths)
     with pytest.raises(ValueError, match="projection is 'linear', expected None: our scores would differ"):
-        LearnedSimilarity.from_pretrained(tmp_path)
+        load(tmp_path)

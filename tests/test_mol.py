@@ -20,7 +20,7 @@ from simzoo.models.mixture_of_logits import MoL, ParameterizedPooling
 from simzoo.models.parts.backbone import BackboneConfig, load_tokenizer
 from simzoo.models.parts.mixture import GatedLinear, HashedUsers, MixtureConfig, MoLHead, mol_scores
 from simzoo.models.parts.tiny import tiny_backbone
-from simzoo.models.parts.tokenizing import TextEncoder, TokenConfig
+from simzoo.models.parts.tokenizing import TextTokenizer, TokenConfig
 from simzoo.retrieval.evaluation import similarity_scorer
 from simzoo.retrieval.searcher import SearchTask
 from simzoo.retrieval.searchers.exact import Exact
@@ -173,8 +173,8 @@ def test_pooling_does_not_see_padding() -> None:
 def test_prefix_tokens_stand_before_the_text() -> None:
     """A prefix that shifts the tags, or is cut off with a long text, leaves nothing to pool."""
     tokens = TokenConfig(query_length=12, item_length=12, query_prefix=("[SEP]", "[MASK]"), item_prefix=("[MASK]",))
-    text = TextEncoder(load_tokenizer(BackboneConfig(str(tiny_backbone()))), tokens)
-    plain_text = TextEncoder(text.tokenizer, replace(tokens, query_prefix=(), item_prefix=()))
+    text = TextTokenizer(load_tokenizer(BackboneConfig(str(tiny_backbone()))), tokens)
+    plain_text = TextTokenizer(text.tokenizer, replace(tokens, query_prefix=(), item_prefix=()))
     mask = text.tokenizer.convert_tokens_to_ids("[MASK]")
     queries = [Query("q", "a boat b", (2, 6)), Query("r", "a boat"), Query("s", "a b c d e f g h i j k l", (6, 7))]
     items = [Item("i", "a", "boat"), Item("j", "a b c d e f g h i j k l", "boat")]

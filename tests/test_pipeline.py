@@ -11,7 +11,7 @@ from simzoo.evaluate import parser
 from simzoo.models.cmc import CMC
 from simzoo.models.cross_encoder import CrossEncoder
 from simzoo.models.dual_encoder import DualEncoder
-from simzoo.models.formats import own as checkpoint
+from simzoo.models.formats import load, save
 from simzoo.models.similarity import LearnedSimilarity
 from simzoo.retrieval.evaluation import evaluate, similarity_scorer
 from simzoo.retrieval.first_stages.dense import Dense
@@ -35,7 +35,7 @@ def task_of(similarity: LearnedSimilarity) -> SearchTask:
 def between(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A CMC as a checkpoint."""
     folder = tmp_path_factory.mktemp("cmc")
-    checkpoint.save(CMC.tiny(), folder)
+    save(CMC.tiny(), folder)
     return folder
 
 
@@ -48,7 +48,7 @@ def test_a_stage_keeps_its_best(between: Path) -> None:
     first = BM25()
     first.index(COLLECTION)
     retrieved, _ = first.search(task.query_rows, 12)
-    compared = task_of(LearnedSimilarity.from_pretrained(between)).scorer.score_lists(task.query_rows, retrieved)
+    compared = task_of(load(between)).scorer.score_lists(task.query_rows, retrieved)
     kept = np.take_along_axis(retrieved, np.lexsort((retrieved, -compared))[:, :5], axis=1)
     assert [set(row) for row in found.items.tolist()] == [set(row) for row in kept.tolist()]
     assert (np.diff(found.scores, axis=1) <= 0).all() and (found.calls == 5).all()

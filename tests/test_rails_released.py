@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from simzoo.core.records import DataError, History, Item
+from simzoo.models.formats import load
 from simzoo.models.formats.rails import ReleasedSizes, load_released
 from simzoo.models.next_item_mol import NextItemMoL
-from simzoo.models.similarity import LearnedSimilarity
 
 NAME = (
     "HSTU-b2-h2-dqk4-dv4-lsilud0.2-ad0.0_MoL-3x2x4-t0.5-d0.2-l2-q5d0.0swiglu-id0.1-gq6-gi6d0.0-gqi6d0.0-x-glu_silu-"
@@ -136,9 +136,9 @@ def test_sizes_stand_in_the_name(tmp_path: Path) -> None:
     tensors["module._input_features_preproc._pos_emb.weight"] = torch.randn(15, WIDTH)
     for layer in range(2):
         tensors[f"module._hstu._attention_layers.{layer}._rel_attn_bias._pos_w"] = torch.randn(29)
-    model = LearnedSimilarity.from_pretrained(write(tmp_path / NAME, tensors))
+    model = load(write(tmp_path / NAME, tensors))
     assert isinstance(model, NextItemMoL)
-    folder = LearnedSimilarity.from_pretrained(tmp_path)
+    folder = load(tmp_path)
     assert folder.weights_sha256 == model.weights_sha256
     assert (model.encoder.config.length, model.encoder.config.output_length) == (4, 11)
     with pytest.raises(ValueError, match="is not named as the released files are"):

@@ -12,9 +12,9 @@ import yaml
 from simzoo import train
 from simzoo.datamodules.readers.wordnet import find_wordnet
 from simzoo.datamodules.readers.zeshel import ZESHEL_SPLITS
+from simzoo.models.formats import load
 from simzoo.models.parts.backbone import MINILM, MINILM_SHA256
 from simzoo.models.parts.tiny import tiny_backbone
-from simzoo.models.similarity import LearnedSimilarity
 from tests.layouts import write_blink, write_dstc7, write_msmarco, write_zeshel
 
 ROOT = Path(__file__).parents[1]
@@ -123,7 +123,7 @@ def test_recipe_takes_a_step_and_releases(recipe: Path, tmp_path: Path) -> None:
     betas = yaml.safe_load(recipe.read_text())["model"]["init_args"]["optimization"].get("betas", [0.9, 0.999])
     assert [list(group["betas"]) for group in cli.trainer.optimizers[0].param_groups] == [betas, betas]
     [config] = tmp_path.glob("out/**/config.json")
-    assert isinstance(LearnedSimilarity.from_pretrained(config.parent), type(cli.model))
+    assert isinstance(load(config.parent), type(cli.model))
 
 
 def test_a_run_resumes_from_the_command_line(tmp_path: Path) -> None:

@@ -21,11 +21,11 @@ from safetensors.torch import load_file, save_file
 
 from simzoo.models.cross_encoder import CrossEncoder
 from simzoo.models.dual_encoder import DualEncoder
-from simzoo.models.formats.pickles import mentions
+from simzoo.models.formats import load, save
 from simzoo.models.parts.backbone import BackboneConfig
+from simzoo.models.parts.pickles import mentions
 from simzoo.models.parts.tiny import tiny_backbone
 from simzoo.models.parts.tokenizing import TokenConfig
-from simzoo.models.similarity import LearnedSimilarity
 
 EXTRA_MEMORY = 200_000  # KB
 
@@ -33,7 +33,7 @@ EXTRA_MEMORY = 200_000  # KB
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
     model = CrossEncoder(BackboneConfig(str(tiny_backbone())), TokenConfig(24, 24), scoring="cls")
-    model.save_pretrained(tmp_path / "c")
+    save(model, tmp_path / "c")
     (tmp_path / "c" / "manifest.json").unlink()  # an attacker writes the one that fits
     return tmp_path / "c"
 
@@ -73,7 +73,7 @@ def test_a_safetensors_header_that_lies_is_refused(
         started = BackboneConfig(str(tiny_backbone()), start=str(checkpoint))
         loads = {
             "start": lambda: DualEncoder(started, TokenConfig(24, 24)),
-            "checkpoint": lambda: LearnedSimilarity.from_pretrained(checkpoint),
+            "checkpoint": lambda: load(checkpoint),
         }
         with pytest.raises(ValueError, match=r"model\.safetensors is not a whole safetensors file"):
             loads[place]()
@@ -90,7 +90,7 @@ def test_a_config_with_an_unknown_class_is_refused(class_path: Any, checkpoint: 
     """A class path in a downloaded file is an import that a stranger chooses."""
     _patch(checkpoint / "config.json", **{"class": class_path})
     with pytest.raises(ValueError, match=r"is not a similarity of this project's models, and is not loaded"):
-        LearnedSimilarity.from_pretrained(checkpoint)
+        load(checkpoint)
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_arguments_that_name_code_are_refused(
     monkeypatch.chdir(tmp_path)
     _patch(checkpoint / "config.json", arguments=arguments)
     with pytest.raises((ValueError, FileNotFoundError)):
-        LearnedSimilarity.from_pretrained(checkpoint)
+        load(checkpoint)
     assert not (tmp_path / "ran").exists()
 
 
@@ -141,7 +141,7 @@ def test_an_archive_that_leads_outside_is_refused(
     monkeypatch.setattr("huggingface_hub.constants.HF_HOME", str(tmp_path / "home"))
     archive = _archive(tmp_path / f"a{suffix}", {"config.json": b"{}", name: b"evil"})
     with pytest.raises(ValueError, match="leads outside of the folder; the archive is refused"):
-        LearnedSimilarity.from_pretrained(archive)
+        load(archive)
     assert not list(tmp_path.rglob("x")) and not (tmp_path / "home" / "simzoo" / "config.json").exists()
 
 
@@ -154,7 +154,7 @@ def test_an_archive_with_a_link_is_refused(kind: bytes, tmp_path: Path, monkeypa
         link.type, link.linkname = kind, "/etc/passwd"
         archive.addfile(link)
     with pytest.raises(ValueError, match="is a link or a device"):
-        LearnedSimilarity.from_pretrained(tmp_path / "a.tar")
+        load(tmp_path / "a.tar")
 
 
 def test_an_archive_that_fills_the_disk_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +164,7 @@ def test_an_archive_that_fills_the_disk_is_refused(tmp_path: Path, monkeypatch: 
         for _ in range(100):
             record.write(bytes(1_000_000))
     with pytest.raises(ValueError, match=r"claims 1 files and 100,000,000 bytes"):
-        LearnedSimilarity.from_pretrained(tmp_path / "a.zip")
+        load(tmp_path / "a.zip")
 
 
 @pytest.mark.parametrize(("size", "suffix"), [(300_000_000, ".tar.gz"), (2**50, ".tar")])
@@ -181,7 +181,7 @@ def test_an_archive_with_an_endless_name_is_refused(
         file.write(b"a" * 2_000_000)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(ValueError, match=r"cannot be unpacked \(a header claims .* bytes of names\)"):
-        LearnedSimilarity.from_pretrained(tmp_path / f"a{suffix}")
+        load(tmp_path / f"a{suffix}")
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < EXTRA_MEMORY
 
 
@@ -193,7 +193,7 @@ def test_an_archive_with_damaged_content_is_refused(tmp_path: Path, monkeypatch:
     data[60:90] = b"\xff" * 30
     archive.write_bytes(data)
     with pytest.raises(ValueError, match="cannot be unpacked"):
-        LearnedSimilarity.from_pretrained(archive)
+        load(archive)
 
 
 @pytest.mark.parametrize("suffix", [".zip", ".tar.gz", ".tar"])
@@ -205,12 +205,12 @@ def test_an_archive_is_a_checkpoint_too(
     files = {f"inside/{path.name}": path.read_bytes() for path in checkpoint.iterdir()}
     files["inside/notes"] = random.Random(0).randbytes(200_000)  # longer than what is read at once
     archive = _archive(tmp_path / f"a{suffix}", files)
-    expected = LearnedSimilarity.from_pretrained(checkpoint).rank("a", ["b", "c"])
-    assert LearnedSimilarity.from_pretrained(archive).rank("a", ["b", "c"]) == expected
-    assert LearnedSimilarity.from_pretrained(checkpoint / "model.safetensors").rank("a", ["b", "c"]) == expected
+    expected = load(checkpoint).rank("a", ["b", "c"])
+    assert load(archive).rank("a", ["b", "c"]) == expected
+    assert load(checkpoint / "model.safetensors").rank("a", ["b", "c"]) == expected
     archive.write_bytes(archive.read_bytes()[: archive.stat().st_size // 2])
     with pytest.raises(ValueError, match="cannot be unpacked"):
-        LearnedSimilarity.from_pretrained(archive)
+        load(archive)
 
 
 def test_a_manifest_that_leads_outside_is_refused(checkpoint: Path) -> None:
@@ -218,7 +218,7 @@ def test_a_manifest_that_leads_outside_is_refused(checkpoint: Path) -> None:
     entry = {"size": 1, "sha256": "0" * 64}
     (checkpoint / "manifest.json").write_text(json.dumps({"files": {"../../secret": entry}}))
     with pytest.raises(ValueError, match="lies outside the folder; the checkpoint is refused"):
-        LearnedSimilarity.from_pretrained(checkpoint)
+        load(checkpoint)
 
 
 @pytest.mark.parametrize("text", ["[" * 200_000, '{"files": {"a": {"size": Infinity, "sha256": "0"}}}'])
@@ -226,7 +226,7 @@ def test_a_manifest_that_is_none_is_refused(text: str, checkpoint: Path) -> None
     """JSON that is too deep, and numbers without an end, raise errors that no command line expects."""
     (checkpoint / "manifest.json").write_text(text)
     with pytest.raises(ValueError, match=r"manifest\.json: is not a manifest"):
-        LearnedSimilarity.from_pretrained(checkpoint)
+        load(checkpoint)
 
 
 def test_settings_without_an_end_are_refused(checkpoint: Path) -> None:
@@ -234,7 +234,7 @@ def test_settings_without_an_end_are_refused(checkpoint: Path) -> None:
     with (checkpoint / "config.json").open("r+b") as file:
         file.truncate(1_000_000_000)  # takes no place on the disk
     with pytest.raises(ValueError, match=r"config\.json has 1,000,000,000 bytes, expected settings of at most"):
-        LearnedSimilarity.from_pretrained(checkpoint)
+        load(checkpoint)
 
 
 @pytest.mark.parametrize("place", ["backbone", "checkpoint", "released"])
@@ -245,7 +245,7 @@ def test_a_config_that_claims_more_than_the_weights_hold_is_refused(
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     if place == "backbone":
         _patch(_backbone(tmp_path / "b") / "config.json", vocab_size=200_000_000)
-        load: Callable[[], Any] = lambda: CrossEncoder(BackboneConfig(str(tmp_path / "b")), TokenConfig(24, 24))  # noqa: E731
+        loading: Callable[[], Any] = lambda: CrossEncoder(BackboneConfig(str(tmp_path / "b")), TokenConfig(24, 24))  # noqa: E731
     elif place == "released":
         from tests.test_hypencoder_released import released
 
@@ -253,14 +253,14 @@ def test_a_config_that_claims_more_than_the_weights_hold_is_refused(
         found = json.loads((tmp_path / "h" / "config.json").read_text())
         found["query_encoder_kwargs"]["converter_kwargs"]["vector_dimensions"][1:-1] = [10_000_000, 10_000_000]
         _patch(tmp_path / "h" / "config.json", **found)
-        load = lambda: LearnedSimilarity.from_pretrained(tmp_path / "h")  # noqa: E731
+        loading = lambda: load(tmp_path / "h")  # noqa: E731
     else:
         arguments = json.loads((checkpoint / "config.json").read_text())["arguments"]
         arguments["backbone"]["lora"] = {"rank": 10_000_000}
         _patch(checkpoint / "config.json", arguments=arguments)
-        load = lambda: LearnedSimilarity.from_pretrained(checkpoint)  # noqa: E731
+        loading = lambda: load(checkpoint)  # noqa: E731
     with pytest.raises(ValueError, match=r"asks for more than .* numbers, which its files do not hold"):
-        load()
+        loading()
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < EXTRA_MEMORY
 
 
@@ -291,7 +291,7 @@ def test_weights_elsewhere_are_refused(way: str, tmp_path: Path) -> None:
         module = {"type": "sentence_transformers.models.Pooling", "path": "../other"}
         (folder / "modules.json").write_text(json.dumps([module]))
         with pytest.raises(ValueError, match="names a folder elsewhere; the model is refused"):
-            LearnedSimilarity.from_pretrained(folder)
+            load(folder)
         return
     with pytest.raises(ValueError, match=r"names other weights than its model\.safetensors"):
         CrossEncoder(BackboneConfig(str(folder)), TokenConfig(24, 24))
@@ -327,7 +327,7 @@ def test_names_that_zipfile_cannot_read(tmp_path: Path, monkeypatch: pytest.Monk
     harmed = tmp_path / "b.zip"
     harmed.write_bytes(whole[:start] + b"\0" + whole[start + 1 :])
     with pytest.raises(ValueError, match=r"b\.zip: cannot be unpacked"):
-        LearnedSimilarity.from_pretrained(harmed)
+        load(harmed)
     pickled = tmp_path / "c.pt"
     torch.save({"name": torch.ones(1)}, pickled)
     pickled.write_bytes(pickled.read_bytes().replace(b"data.pkl", b"data\x80pkl", 1))

@@ -20,11 +20,11 @@ from simzoo.core.records import DataError, History, Item, Query
 from simzoo.datamodules.next_items import NextItems
 from simzoo.losses import BinaryCrossEntropy, SoftmaxCrossEntropy, Targets
 from simzoo.losses.ranking import binary_cross_entropy
-from simzoo.models.formats import own as checkpoint
+from simzoo.models.formats import load, save
 from simzoo.models.next_item import NextItem, rank_metrics, target_ranks
 from simzoo.models.next_item_mol import NextItemMoL
 from simzoo.models.parts.sequence import SequenceConfig, SequenceEncoder, build_encoder
-from simzoo.models.similarity import Optimization
+from simzoo.models.training import Optimization
 from simzoo.retrieval.evaluation import evaluate, similarity_scorer
 from simzoo.retrieval.searcher import SearchTask
 from simzoo.retrieval.searchers.exact import Exact
@@ -346,8 +346,8 @@ def test_a_resumed_run_ends_with_the_same_weights(tmp_path: Path) -> None:
 def test_the_id_map_travels_with_the_checkpoint(tmp_path: Path) -> None:
     """Rows without their ids recommend other items after the data is read in another order."""
     model = NextItem(["b", "a", "c"], SequenceConfig(width=8, length=4)).eval()
-    checkpoint.save(model, tmp_path)
-    loaded = NextItem.from_pretrained(tmp_path)
+    save(model, tmp_path)
+    loaded = load(tmp_path)
     items = [Item(name, "") for name in "abc"]
     history = History.of("u", ["c", "a"])
     assert loaded.item_ids == ["b", "a", "c"]

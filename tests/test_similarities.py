@@ -12,7 +12,7 @@ import yaml
 
 from simzoo.core.records import History, Item
 from simzoo.core.reps import num_rows, take
-from simzoo.models.formats import own as checkpoint
+from simzoo.models.formats import load, save
 from simzoo.models.similarity import LearnedSimilarity
 
 ROOT = Path(__file__).parents[1]
@@ -143,8 +143,8 @@ def test_saved_and_loaded_scores_are_equal(similarity: LearnedSimilarity, tmp_pa
         if parameter.requires_grad:
             parameter.add_(torch.randn_like(parameter), alpha=0.01)
     expected = similarity.score(*reps(similarity))
-    checkpoint.save(similarity, tmp_path / "model")
-    loaded = type(similarity).from_pretrained(tmp_path / "model")
+    save(similarity, tmp_path / "model")
+    loaded = load(tmp_path / "model")
     torch.testing.assert_close(loaded.score(*reps(loaded)), expected, atol=1e-6, rtol=1e-6)
 
 

@@ -15,7 +15,7 @@ from simzoo.models.cross_encoder import CrossEncoder
 from simzoo.models.parts.backbone import BackboneConfig, Encoder, LoRA, load_tokenizer, resolve_backbone
 from simzoo.models.parts.packing import buckets, join_pairs
 from simzoo.models.parts.tiny import tiny_backbone
-from simzoo.models.parts.tokenizing import TextEncoder, TokenConfig
+from simzoo.models.parts.tokenizing import TextTokenizer, TokenConfig
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +23,7 @@ def backbone() -> BackboneConfig:
     return BackboneConfig(name=str(tiny_backbone()))
 
 
-def words(text: TextEncoder, reps: dict[str, object], row: int = 0) -> list[str]:
+def words(text: TextTokenizer, reps: dict[str, object], row: int = 0) -> list[str]:
     ids = reps["ids"]
     assert isinstance(ids, Ragged)
     found: list[str] = text.tokenizer.convert_ids_to_tokens(ids.take(torch.tensor([row])).values.tolist())
@@ -32,7 +32,7 @@ def words(text: TextEncoder, reps: dict[str, object], row: int = 0) -> list[str]
 
 def test_mention_layout(backbone: BackboneConfig) -> None:
     """[CLS] left [Ms] mention [Me] right [SEP]: a tag at the wrong place trains on the wrong word."""
-    text = TextEncoder(load_tokenizer(backbone), TokenConfig())
+    text = TextTokenizer(load_tokenizer(backbone), TokenConfig())
     reps = text.queries([Query("q", "the river boat bank", (10, 14)), Query("p", "river bank")])
     assert words(text, reps)[4:] == ["river", "[unused0]", "boat", "[unused1]", "bank", "[SEP]"]
     assert words(text, reps, 1) == ["[CLS]", "[unused0]", "river", "bank", "[SEP]"]
@@ -42,7 +42,7 @@ def test_mention_layout(backbone: BackboneConfig) -> None:
 
 def test_item_layout(backbone: BackboneConfig) -> None:
     """title [ENT] description [SEP]: the item vector is the state at [ENT]."""
-    text = TextEncoder(load_tokenizer(backbone), TokenConfig())
+    text = TextTokenizer(load_tokenizer(backbone), TokenConfig())
     reps = text.items([Item("i", "river bank", "boat"), Item("j", "bank")], cls=False)
     assert words(text, reps) == ["boat", "[unused2]", "river", "bank", "[SEP]"]
     assert words(text, reps, 1) == ["[unused2]", "bank", "[SEP]"]
@@ -53,7 +53,7 @@ def test_item_layout(backbone: BackboneConfig) -> None:
 def test_no_tags_and_prompts(backbone: BackboneConfig) -> None:
     """A plain encoder must see what it was trained on: prompt, text, nothing else."""
     config = TokenConfig(mention_tags=None, item_tag=None, query_prompt="boat ")
-    text = TextEncoder(load_tokenizer(backbone), config)
+    text = TextTokenizer(load_tokenizer(backbone), config)
     reps = text.queries([Query("q", "the river bank", (4, 9))])
     assert [w for w in words(text, reps) if len(w) > 3] == ["[CLS]", "boat", "river", "bank", "[SEP]"]
     assert words(text, text.items([Item("i", "river", "bank")], cls=True)) == ["[CLS]", "bank", "river", "[SEP]"]
@@ -62,7 +62,7 @@ def test_no_tags_and_prompts(backbone: BackboneConfig) -> None:
 @given(st.integers(0, 30), st.integers(1, 30), st.integers(0, 30), st.integers(8, 40))
 def test_truncation_keeps_the_mention(left: int, mention: int, right: int, length: int) -> None:
     """A long context must be cut around the mention, never the mention away, and never past the limit."""
-    text = TextEncoder(load_tokenizer(BackboneConfig(name=str(tiny_backbone()))), TokenConfig(query_length=length))
+    text = TextTokenizer(load_tokenizer(BackboneConfig(name=str(tiny_backbone()))), TokenConfig(query_length=length))
     before, middle = "river " * left, " ".join(["boat"] * mention)
     query = Query("q", before + middle + " bank" * right, (len(before), len(before) + len(middle)))
     found = words(text, text.queries([query]))
@@ -178,7 +178,7 @@ def test_bad_settings_are_named(backbone: BackboneConfig) -> None:
     """A setting that cannot work must be refused before training starts."""
     tokenizer = load_tokenizer(backbone)
     with pytest.raises(ValueError, match=r"\[nope\].*vocabulary"):
-        TextEncoder(tokenizer, TokenConfig(item_tag="[nope]"))
+        TextTokenizer(tokenizer, TokenConfig(item_tag="[nope]"))
     with pytest.raises(ValueError, match="at least 8"):
         TokenConfig(query_length=4)
     with pytest.raises(ValueError, match="takes at most 64"):

@@ -21,8 +21,9 @@ from simzoo.datamodules.loading import CollectionBatches
 from simzoo.losses import Loss, MatchLoss, PairLoss, SoftmaxCrossEntropy, Targets
 from simzoo.models.cross_encoder import CrossEncoder
 from simzoo.models.dual_encoder import DualEncoder
-from simzoo.models.formats import own as checkpoint
-from simzoo.models.similarity import LearnedSimilarity, Optimization
+from simzoo.models.formats import load, save
+from simzoo.models.similarity import LearnedSimilarity
+from simzoo.models.training import Optimization
 from simzoo.retrieval.first_stages.first_stage import BM25
 from simzoo.retrieval.mining import MineCandidates, mine
 from tests.toy import Toy, toy_collection
@@ -237,7 +238,7 @@ def test_mining_is_the_top_of_the_first_stage() -> None:
 @pytest.mark.parametrize("loss", [MatchLoss(), PairLoss()])
 def test_distillation_sees_the_teachers_top(loss: Loss, tmp_path: Path) -> None:
     """L_match and L_pair need the teacher's top items with its scores, and the student's top ones outside them."""
-    checkpoint.save(CrossEncoder.tiny(), tmp_path / "teacher")
+    save(CrossEncoder.tiny(), tmp_path / "teacher")
     model = DualEncoder.tiny()
     model.loss = loss
     batches: list[Batch] = []
@@ -251,7 +252,7 @@ def test_distillation_sees_the_teachers_top(loss: Loss, tmp_path: Path) -> None:
     data = Toy(batch_size=4, distill=3)
     fit.fit(model, datamodule=data)
     assert len(batches) == 12
-    teacher = LearnedSimilarity.from_pretrained(tmp_path / "teacher")
+    teacher = load(tmp_path / "teacher")
     mined = data._lists["train", 0].candidates
     assert mined is not None and mined.teacher is not None
     collection = data.collections("train")[0]
@@ -305,7 +306,7 @@ from pathlib import Path
 from lightning import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 from simzoo.models.cross_encoder import CrossEncoder
-from simzoo.models.similarity import Optimization
+from simzoo.models.training import Optimization
 from tests.test_training import trainer
 from tests.toy import Toy
 
@@ -356,7 +357,7 @@ def test_ddp_sees_every_query_once(tmp_path: Path) -> None:
 import torch
 from pathlib import Path
 from simzoo.models.dual_encoder import DualEncoder
-from simzoo.models.similarity import Optimization
+from simzoo.models.training import Optimization
 from tests.test_training import trainer
 from tests.toy import Toy
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ import pytest
 import torch
 from torch import nn
 
-from simzoo.models.formats.pickles import StandIn, load_pickle, load_tensors, mentions
+from simzoo.models.parts.pickles import StandIn, load_pickle, load_tensors, mentions
 
 Files = Callable[[Any], Path]
 

@@ -38,6 +38,7 @@ from simzoo.core.reps import Reps
 from simzoo.datamodules.readers.wordnet import find_wordnet, load_wordnet
 from simzoo.models.cmc import CMC
 from simzoo.models.cross_encoder import CrossEncoder
+from simzoo.models.formats import load
 from simzoo.models.parts.backbone import BackboneConfig, load_tokenizer
 from simzoo.models.parts.tokenizing import TokenConfig
 from simzoo.models.similarity import LearnedSimilarity
@@ -184,10 +185,10 @@ def main() -> None:
     if options.papers_sizes:
         papers_sizes(points, collection)
         return
-    model = LearnedSimilarity.from_pretrained(options.cross_encoder)
+    model = load(options.cross_encoder)
     most = sizes(min(options.most_pairs, len(collection.items)))
     pairs = points.measure("CrossEncoder", model, collection, model.collate_items(collection.items), most)
-    model = LearnedSimilarity.from_pretrained(options.cmc)
+    model = load(options.cmc)
     cmc = points.measure("CMC", model, collection, random_vectors(model, collection, options.most), sizes(options.most))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(f"peak of resident memory: {peak:,.0f} MiB")

@@ -30,11 +30,12 @@ from benchmarks.hypencoder.frozen import DE, FrozenEncoder, Nearest
 from simzoo.core.records import Collection
 from simzoo.core.reps import Reps
 from simzoo.datamodules.readers.wordnet import TEST_WORLDS, find_wordnet, load_wordnet
+from simzoo.models.formats import load
 from simzoo.models.late_interaction import SumOfMax
 from simzoo.models.parts.backbone import BackboneConfig, LoRA
 from simzoo.models.parts.tokenizing import TokenConfig
-from simzoo.models.parts.towers import TwoTowers
 from simzoo.models.similarity import LearnedSimilarity
+from simzoo.models.towers import TwoTowers
 from simzoo.retrieval.evaluation import similarity_scorer, split_queries
 from simzoo.retrieval.results.metrics import accuracy, interval, retrieved
 from simzoo.retrieval.results.run_files import write_text
@@ -129,12 +130,12 @@ def rerank(
             results.add(world, {FIRST: row_of(found, collection, rows, spent, 4 * dense.frozen.width)})
         for name, variant in VARIANTS.items():
             if results.lacks(name, world) and (output / name / "config.json").exists():
-                model = TwoTowers.from_pretrained(output / name)
+                model = load(output / name)
                 items = stored(model, frozen(variant.start), collection.items)
                 results.add(world, {name: reranked(model, items, collection, rows, found)})
-        for name, load in sums.items():
+        for name, made in sums.items():
             if results.lacks(name, world):
-                model = load()
+                model = made()
                 made_by = f"{name} {model.weights_sha256}"
                 items = encode_items(model, collection.items, output / "token-states" / name / world, made_by)
                 results.add(world, {name: reranked(model, items, collection, rows, found)})
@@ -280,7 +281,7 @@ def main() -> None:
             sums[TRAINED] = cache(partial(TwoTowers.from_pretrained, options.sum_of_max))
         rerank(collections, options.queries or 100, options.depth, sums, options.output)
     else:
-        models = TwoTowers.from_pretrained(options.cmc), LearnedSimilarity.from_pretrained(options.cross_encoder)
+        models = load(options.cmc), load(options.cross_encoder)
         shown = "titled" if options.titles else "untitled"
         pipeline(collections, options.queries or 50, options.pairs, options.lists, models, options.output / shown)
 

@@ -30,12 +30,12 @@ from simzoo.core.reps import Reps
 from simzoo.datamodules.sources import WordNet
 from simzoo.losses import KLToRetriever, Loss, SoftmaxCrossEntropy, SumOfLosses
 from simzoo.models.cmc import CMC
-from simzoo.models.formats import own as checkpoint
+from simzoo.models.formats import save
 from simzoo.models.late_interaction import PolyEncoder
 from simzoo.models.parts.backbone import MINILM, BackboneConfig, LoRA
 from simzoo.models.parts.tokenizing import TokenConfig
-from simzoo.models.parts.towers import TwoTowers
-from simzoo.models.similarity import Optimization
+from simzoo.models.towers import TwoTowers
+from simzoo.models.training import Optimization
 from simzoo.retrieval.mining import MineCandidates
 
 WORLDS = (
@@ -235,7 +235,7 @@ def train(variant: Variant, folder: Path, candidates: Path) -> None:
     trainer.fit(model, data, ckpt_path=saved if saved.exists() else None, weights_only=True)
     plain = variant.kind.plain(**variant.options())
     plain.load_state_dict(model.state_dict())
-    checkpoint.save(plain, folder, torch.float16)
+    save(plain, folder, torch.float16)
 
 
 def main() -> None:

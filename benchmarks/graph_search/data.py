@@ -22,7 +22,7 @@ from simzoo.core.hub import file_sha256
 from simzoo.core.records import Collection, Query
 from simzoo.core.reps import Reps
 from simzoo.datamodules.readers.wordnet import TEST_WORLDS, WORLDS, find_wordnet, load_wordnet
-from simzoo.models.hypencoder import Hypencoder
+from simzoo.models.formats import load
 from simzoo.models.parts.q_net import QNet
 from simzoo.retrieval.storage.encoding import encode_queries
 
@@ -74,7 +74,7 @@ class Space:
 
 
 def _of_checkpoint(asked: list[Query]) -> tuple[QNet, Reps, str]:
-    model = Hypencoder.from_pretrained(CHECKPOINT)
+    model = load(CHECKPOINT)
     return model.q_net, encode_queries(model, asked), file_sha256(Path(CHECKPOINT) / "model.safetensors")
 
 

@@ -14,8 +14,8 @@ from torch.nn import functional as F
 from simzoo.core.records import Collection, Item, Query
 from simzoo.core.reps import Ragged, Reps
 from simzoo.models.dual_encoder import DualEncoder
+from simzoo.models.formats import load
 from simzoo.models.parts.pooling import each_text, each_token, mean_state
-from simzoo.models.similarity import LearnedSimilarity
 from simzoo.retrieval.first_stages.first_stage import FirstStage
 from simzoo.retrieval.first_stages.vector_index import Flat
 from simzoo.retrieval.storage.encoding import encode_items, encode_queries
@@ -34,7 +34,7 @@ class FrozenEncoder:
     """
 
     def __init__(self, checkpoint: str = DE, folder: Path = KEPT) -> None:
-        model = LearnedSimilarity.from_pretrained(checkpoint)
+        model = load(checkpoint)
         assert isinstance(model, DualEncoder)
         model.normalize = False
         self.model = model

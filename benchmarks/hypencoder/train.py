@@ -9,10 +9,10 @@
 
 The backbone is wordnet-de's, whose item vectors (mean over the tokens, not normalised) and query token states are
 computed once and kept (`benchmarks.hypencoder.frozen`). Both students begin with its scores. Hypencoder trains its
-hyperhead alone, BE-Base (``--depth 0``) a linear map of each side's mean vector. Both see the same batches, teacher scores
-and steps; in training items are shown without titles. With ``--encoder_lr`` the adapters of the query encoder are trained
-as well, for both alike; the items' vectors stay. With ``--wide`` states and vectors are 768 wide, those of the token
-embeddings beside the last layer's. A student's weights are kept: other ``--tested`` worlds cost no training.
+hyperhead alone, BE-Base (``--depth 0``) a linear map of each side's mean vector. Both see the same batches, teacher
+scores and steps; in training items are shown without titles. With ``--encoder_lr`` the adapters of the query encoder
+are trained as well, for both alike; the items' vectors stay. With ``--wide`` states and vectors are 768 wide, those of
+the token embeddings beside the last layer's. A student's weights are kept: other ``--tested`` worlds cost no training.
 With MALLOC_MMAP_THRESHOLD_=4294967296 MALLOC_TRIM_THRESHOLD_=17179869184 glibc keeps its memory, and steps take two
 thirds of the time.
 """
@@ -46,9 +46,8 @@ from simzoo.datamodules.distillation import read_lessons
 from simzoo.datamodules.readers.beir import load_beir
 from simzoo.datamodules.readers.wordnet import TEST_WORLDS, find_wordnet, load_wordnet
 from simzoo.losses import MarginMSE, OtherPositivesCrossEntropy, SoftmaxCrossEntropy, SumOfLosses
-from simzoo.models.formats import own as checkpoint
+from simzoo.models.formats import load, save
 from simzoo.models.parts.pooling import mean_state
-from simzoo.models.similarity import LearnedSimilarity
 from simzoo.retrieval.evaluation import split_queries
 from simzoo.retrieval.results.metrics import interval, ir_metrics
 from simzoo.retrieval.scorer import Rows
@@ -201,7 +200,7 @@ def evaluated(student: nn.Module, asked: Ragged, vectors: Tensor, collection: Co
 
 def teach(queries: int) -> None:
     """The cross-encoder's lessons, as ``evaluate.py teach`` writes them, on a sample of each world's queries."""
-    teacher, nearest = LearnedSimilarity.from_pretrained("checkpoints/wordnet-emb-ce"), Nearest(FrozenEncoder())
+    teacher, nearest = load("checkpoints/wordnet-emb-ce"), Nearest(FrozenEncoder())
     for collection in load_wordnet(find_wordnet(), titles=False, only=TAUGHT).values():
         write_lessons(teacher, collection.sample(queries), nearest, LESSONS, HARD, RANDOM, seed=0)
 
@@ -242,7 +241,7 @@ def train(options: argparse.Namespace) -> None:
         print(f"{time.process_time() - began:.0f} s of processor time", flush=True)
         save_file(own, weights)
     if options.save is not None and hypencoder is not None:
-        checkpoint.save(hypencoder, options.save, torch.float16)
+        save(hypencoder, options.save, torch.float16)
         print(f"written: {options.save}")
     run = {"depth": depth, "seed": seed, "steps": options.steps, "encoder_lr": options.encoder_lr}
     result: dict[str, Any] = json.loads(path.read_text()) if path.exists() else run

@@ -44,7 +44,7 @@ from simzoo.losses import MutualInformation
 from simzoo.losses.ranking import softmax_cross_entropy
 from simzoo.models.parts.backbone import BackboneConfig, Encoder, load_tokenizer
 from simzoo.models.parts.mixture import MixtureConfig, MoLHead
-from simzoo.models.parts.tokenizing import TextEncoder, TokenConfig
+from simzoo.models.parts.tokenizing import TextTokenizer, TokenConfig
 from simzoo.retrieval.scorer import Represented, Scorer
 from simzoo.retrieval.searcher import SearchTask
 from simzoo.retrieval.searchers.mol.searcher import MixtureSearcher
@@ -84,7 +84,7 @@ def vectors(cache: Path) -> tuple[Tensor, Tensor, Tensor]:
     if not path.exists():
         worlds = load_wordnet(find_wordnet()).values()
         backbone = BackboneConfig()
-        text = TextEncoder(load_tokenizer(backbone), TokenConfig(64, 64, mention_tags=None, item_tag=None))
+        text = TextTokenizer(load_tokenizer(backbone), TokenConfig(64, 64, mention_tags=None, item_tag=None))
         table = Encoder(backbone).model.get_input_embeddings().weight.detach()
         items = text.items([item for world in worlds for item in world.items], cls=False)["ids"]
         queries = text.queries([query for world in worlds for query in world.queries])["ids"]

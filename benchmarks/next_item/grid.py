@@ -31,7 +31,7 @@ from scipy import stats
 from simzoo import train
 from simzoo.core.files import replacing
 from simzoo.datamodules.next_items import NextItems
-from simzoo.models.formats import own as checkpoint
+from simzoo.models.formats import restore, save
 from simzoo.models.next_item import NextItem, rank_metrics, target_ranks
 from simzoo.retrieval.results.run_files import commit, versions
 
@@ -113,8 +113,8 @@ def trained(folder: Path, config: dict[str, Any], changes: Sequence[str]) -> tup
     cli.trainer.callbacks += [History(folder / "history.jsonl"), best, resume]
     kept = folder / "resume.ckpt"
     cli.trainer.fit(cli.model, cli.datamodule, ckpt_path=kept if kept.exists() else None, weights_only=True)
-    checkpoint.restore(cli.model, folder / "best.ckpt")
-    checkpoint.save(cli.model, folder / "release")
+    restore(cli.model, folder / "best.ckpt")
+    save(cli.model, folder / "release")
     return cli.model.eval(), cli.datamodule
 
 

@@ -17,6 +17,7 @@ import transformers
 
 from simzoo.core.records import Collection
 from simzoo.datamodules.readers.wordnet import TEST_WORLDS, find_wordnet, load_wordnet
+from simzoo.models.formats import load
 from simzoo.models.parts.backbone import MINILM
 from simzoo.models.similarity import LearnedSimilarity, fastest_device
 from simzoo.retrieval.evaluation import evaluate, similarity_scorer, split_queries
@@ -90,10 +91,7 @@ def main() -> None:
     parser.add_argument("--worlds", nargs="+", default=list(TEST_WORLDS))
     options = parser.parse_args()
     transformers.utils.logging.disable_progress_bar()
-    models = {
-        path.name: LearnedSimilarity.from_pretrained(path, fastest_device())
-        for path in sorted(Path("checkpoints").glob("wordnet-*-ce"))
-    }
+    models = {path.name: load(path, fastest_device()) for path in sorted(Path("checkpoints").glob("wordnet-*-ce"))}
     for titles in (False, True):
         collections = load_wordnet(find_wordnet(), titles=titles, only=options.worlds)
         found = {}

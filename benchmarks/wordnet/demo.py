@@ -19,7 +19,7 @@ from benchmarks.calls.recall import curves, methods, table
 from simzoo import train
 from simzoo.core.records import Collection
 from simzoo.datamodules.readers.wordnet import find_wordnet, load_wordnet
-from simzoo.models.similarity import LearnedSimilarity
+from simzoo.models.formats import load
 from simzoo.retrieval.evaluation import evaluate, similarity_scorer
 from simzoo.retrieval.first_stages.dense import Dense
 from simzoo.retrieval.first_stages.first_stage import BM25, AliasTable
@@ -76,7 +76,7 @@ def checkpoints(collection: Collection, rows: Rows) -> tuple[list[RunReport], li
     cross_encoders = sorted(map(str, Path("checkpoints").glob("wordnet-*-ce")))
     budgets = dict.fromkeys([*cross_encoders, MOL, HYPENCODER], 64) | {CMC: 512}
     for name, budget in budgets.items():
-        model = LearnedSimilarity.from_pretrained(name)
+        model = load(name)
         runs.append((name, Rerank(dense, budget), similarity_scorer(model, collection)))
     for name, searcher, scorer in runs:
         task = SearchTask(collection, scorer, rows, np.empty(0, dtype=np.int64))
@@ -98,7 +98,7 @@ def rescore(collection: Collection, matrix: ScoreMatrix) -> None:
     Raises:
         ValueError: another checkpoint made the matrix, or a score differs.
     """
-    model = LearnedSimilarity.from_pretrained(EMB)
+    model = load(EMB)
     if matrix.checkpoint != model.weights_sha256:
         raise ValueError(
             f"{MATRIX} was made with other weights than {EMB} has; make it again: python evaluate.py matrix"

@@ -10,10 +10,10 @@ from torch import Tensor
 from simzoo.core.hub import file_sha256, local_path
 from simzoo.models.cross_encoder import CrossEncoder
 from simzoo.models.dual_encoder import DualEncoder
-from simzoo.models.formats.pickles import load_tensors, mentions
-from simzoo.models.formats.weights import fill, read_weights, weights_file
 from simzoo.models.parts.backbone import BackboneConfig, Encoder
+from simzoo.models.parts.pickles import load_tensors, mentions
 from simzoo.models.parts.tokenizing import TokenConfig
+from simzoo.models.parts.weights import fill, read_weights, weights_file
 
 BERT = "google-bert/bert-base-uncased"
 PAIR = "model.encoder.bert_model"

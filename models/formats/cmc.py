@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from simzoo.core.hub import file_sha256, local_path
 from simzoo.models.cmc import CMC, Skip
-from simzoo.models.formats.pickles import load_tensors, mentions
-from simzoo.models.formats.weights import copy_all, reshaped
 from simzoo.models.parts.backbone import BackboneConfig
+from simzoo.models.parts.pickles import load_tensors, mentions
 from simzoo.models.parts.tokenizing import TokenConfig
+from simzoo.models.parts.weights import copy_all, reshaped
 
 BERT = "google-bert/bert-base-uncased"
 LAYERS = "extend_multi_transformerencoder.layers"

@@ -140,7 +140,7 @@ def _exportable(model: LearnedSimilarity) -> Encoder:
             "both sides is, and a packed cross-encoder that scores by [CLS]"
         )
     if encoder.adapted:
-        raise TypeError("the adapters are not merged: load the model with from_pretrained, or call Encoder.merge()")
+        raise TypeError("the adapters are not merged: load the model with `simzoo.load`, or call Encoder.merge()")
     return encoder
 
 

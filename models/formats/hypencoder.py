@@ -10,11 +10,11 @@ from typing import Any
 from torch import Tensor
 
 from simzoo.core.hub import file_sha256, local_path
-from simzoo.models.formats.weights import copy_all, read_weights, reshaped, weights_file
 from simzoo.models.hypencoder import Hypencoder
 from simzoo.models.parts.backbone import BackboneConfig
 from simzoo.models.parts.q_net import Norm, QNetConfig
 from simzoo.models.parts.tokenizing import TokenConfig
+from simzoo.models.parts.weights import copy_all, read_weights, reshaped, weights_file
 
 # The authors' name of each parameter of matrix i among the weights (or biases), j among all, weights first.
 NAMES = {

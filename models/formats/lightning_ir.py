@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from simzoo.core.hub import file_sha256
 from simzoo.models.cross_encoder import CrossEncoder
 from simzoo.models.dual_encoder import DualEncoder
-from simzoo.models.formats.weights import fill, read_weights, weights_file
 from simzoo.models.late_interaction import SumOfMax
 from simzoo.models.parts.backbone import BackboneConfig
 from simzoo.models.parts.tokenizing import TokenConfig
+from simzoo.models.parts.weights import fill, read_weights, weights_file
 
 BERT = "google-bert/bert-base-uncased"
 KINDS = ("mono", "lir-mono", "lir-dpr", "col", "lir-col")

@@ -16,9 +16,10 @@ from jsonargparse import ArgumentError, ArgumentParser
 from safetensors.torch import save_file
 
 from simzoo.core.hub import file_sha256, local_path, write_manifest
-from simzoo.models.formats.weights import Bounded, read_weights
 from simzoo.models.parts.backbone import Encoder, packaged, resolve_backbone
-from simzoo.models.similarity import LearnedSimilarity, plain
+from simzoo.models.parts.weights import Bounded, read_weights
+from simzoo.models.similarity import LearnedSimilarity
+from simzoo.models.training import plain
 
 FORMAT = 1
 MOVED = {"mol": "mixture_of_logits"}  # modules that earlier checkpoints know by another name
@@ -54,15 +55,21 @@ def save(model: LearnedSimilarity, folder: str | Path, dtype: torch.dtype = torc
     write_manifest(folder)
 
 
-def load(checkpoint: str | Path, merge: bool = True, dtype: torch.dtype = torch.float32) -> LearnedSimilarity:
-    """Loads a checkpoint, in evaluation mode, on the CPU.
+def load(
+    checkpoint: str | Path,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    merge: bool = True,
+) -> LearnedSimilarity:
+    """Loads a checkpoint, in evaluation mode.
 
     Args:
         checkpoint: a checkpoint of this project or in one of the layouts of `simzoo.models.formats.known`: a folder, a
             file of it, a single file of weights, an archive, or ``org/name@revision`` on the Hub
             (`simzoo.core.hub.local_path`).
-        merge: fold LoRA adapters into the weights (faster; pass False to train on).
+        device: where the model is to be.
         dtype: what the transformers compute in; their outputs and all that follows stay float32.
+        merge: fold LoRA adapters into the weights (faster; pass False to train on).
 
     Raises:
         FileNotFoundError: no such file, folder or name on the Hub, or a file of it is missing.
@@ -80,7 +87,7 @@ def load(checkpoint: str | Path, merge: bool = True, dtype: torch.dtype = torch.
     # Values of types that a class or a layout does not expect raise whatever they raise in it.
     except (ArgumentError, AttributeError, IndexError, KeyError, TypeError) as error:
         raise ValueError(f"{place}: its configuration cannot be used: {type(error).__name__}: {error}") from error
-    return _in_dtype(model.eval(), dtype)
+    return _in_dtype(model.eval(), dtype).to(device)
 
 
 def _own(folder: Path, merge: bool) -> LearnedSimilarity:

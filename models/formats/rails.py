@@ -15,11 +15,11 @@ from typing import Literal
 from torch import Tensor
 
 from simzoo.core.hub import file_sha256, local_path
-from simzoo.models.formats.pickles import load_tensors
-from simzoo.models.formats.weights import copy_all
 from simzoo.models.next_item_mol import NextItemMoL
 from simzoo.models.parts.mixture import MixtureConfig
+from simzoo.models.parts.pickles import load_tensors
 from simzoo.models.parts.sequence import SequenceConfig
+from simzoo.models.parts.weights import copy_all
 
 PREFIX = "module."
 GATING = "_ndp_module._gating_fn."

@@ -14,10 +14,10 @@ from transformers import AutoTokenizer
 from simzoo.core.hub import file_sha256
 from simzoo.models.cross_encoder import CrossEncoder
 from simzoo.models.dual_encoder import DualEncoder
-from simzoo.models.formats.weights import fill, read_weights
 from simzoo.models.late_interaction import SumOfMax
 from simzoo.models.parts.backbone import BackboneConfig, load_tokenizer
 from simzoo.models.parts.tokenizing import TokenConfig
+from simzoo.models.parts.weights import fill, read_weights
 
 PAIR_HEADS = ("BertForSequenceClassification",)
 """Whose head is the pooler (linear, tanh), dropout and a linear layer on [CLS]."""

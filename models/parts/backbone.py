@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from simzoo.core.hub import HubError, file_sha256, local_path
-from simzoo.models.formats.weights import Bounded, check_header, read_weights
+from simzoo.models.parts.weights import Bounded, check_header, read_weights
 
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"

@@ -54,7 +54,7 @@ class TokenConfig:
         return tuple(dict.fromkeys((*tags, *self.query_prefix, *self.item_prefix)))
 
 
-class TextEncoder:
+class TextTokenizer:
     """Picklable collator: records to ``{"ids": Ragged, "tags": (N, 2) or (N, 1)}``.
 
     ``tags`` holds the index of the tag tokens in each sequence (0 where the config has none).

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from simzoo.core.records import Collection
 from simzoo.core.reps import Reps
+from simzoo.models.formats import load
 from simzoo.models.similarity import LearnedSimilarity, fastest_device
 from simzoo.retrieval.first_stages.first_stage import FirstStage
 from simzoo.retrieval.first_stages.vector_index import Flat, IndexKind
@@ -48,7 +49,7 @@ class Dense(FirstStage):
             TypeError: its score is not an inner product of two vectors.
         """
         if self._similarity is None:
-            self._similarity = LearnedSimilarity.from_pretrained(self.checkpoint, fastest_device())
+            self._similarity = load(self.checkpoint, fastest_device())
         if not self._similarity.is_inner_product:
             raise TypeError(
                 f"{type(self._similarity).__name__} ({self.checkpoint}) is no inner product of two vectors: a vector "

@@ -13,7 +13,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from simzoo.core.hub import write_manifest
 from simzoo.core.records import DataError
-from simzoo.models.similarity import LearnedSimilarity
+from simzoo.models.formats import load
 from simzoo.retrieval.hub.citations import BY_CLASS
 from simzoo.retrieval.results.run_files import read_metrics, write_text
 
@@ -64,7 +64,7 @@ def write_card(folder: Path, runs: Sequence[Path], about: About) -> None:
     Raises:
         DataError: no runs, or a run of other weights.
     """
-    model = LearnedSimilarity.from_pretrained(folder)
+    model = load(folder)
     measured = []
     for run in runs:
         found = read_metrics(run)
@@ -173,19 +173,19 @@ def _what(folder: Path, config: dict[str, Any]) -> str:
 
 def _use(config: dict[str, Any], name: str, about: About) -> str:
     lines = [
-        "from simzoo.models.similarity import LearnedSimilarity",
+        "import simzoo",
         "",
-        f'model = LearnedSimilarity.from_pretrained("{name}")',
+        f'model = simzoo.load("{name}")',
         f"documents = {json.dumps(list(about.documents), ensure_ascii=False)}",
         f"for row, score in model.rank({json.dumps(about.query, ensure_ascii=False)}, documents):",
         '    print(f"{score:7.3f}  {documents[row]}")',
     ]
     if "item_ids" in config["arguments"]:  # it ranks items by what a user did
         lines = [
-            "from simzoo.core.records import History, Item",
-            "from simzoo.models.similarity import LearnedSimilarity",
+            "import simzoo",
+            "from simzoo import History, Item",
             "",
-            f'model = LearnedSimilarity.from_pretrained("{name}")',
+            f'model = simzoo.load("{name}")',
             'known = model.arguments["item_ids"][:5]',
             'print(model.rank(History.of("me", known[:3], [0, 60, 120]), [Item(name, name) for name in known]))',
         ]

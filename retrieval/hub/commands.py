@@ -24,6 +24,7 @@ from simzoo.core.hub import (
     write_manifest,
 )
 from simzoo.core.records import DataError
+from simzoo.models.formats import load, save, save_onnx, save_sentence_transformer
 from simzoo.models.similarity import LearnedSimilarity
 from simzoo.retrieval.hub.card import empty_sections
 from simzoo.retrieval.hub.push import carry_out, of_earlier_push, plan_push
@@ -137,7 +138,7 @@ def verify(checkpoint: str, write: bool = False) -> Path:
     card = place / "README.md"
     text = card.read_text(encoding="utf-8") if card.is_file() else ""
     wrong += [f"the card says nothing under {name}" for name in empty_sections(text)]
-    model = LearnedSimilarity.from_pretrained(place)
+    model = load(place)
     try:
         figures = json.loads((place / "metrics.json").read_text(encoding="utf-8"))["sha256"]
     except (OSError, KeyError, TypeError, ValueError):
@@ -159,15 +160,15 @@ def convert(source: str, output: Path, layout: str = "simzoo") -> Path:
         output: folder to write.
         layout: simzoo, this project's own; sentence-transformers, for SentenceTransformer or CrossEncoder; or onnx.
     """
-    LAYOUTS[layout](LearnedSimilarity.from_pretrained(source), output)
+    LAYOUTS[layout](load(source), output)
     print(f"written: {output}")
     return output
 
 
 LAYOUTS: dict[str, Callable[[LearnedSimilarity, Path], None]] = {
-    "simzoo": LearnedSimilarity.save_pretrained,
-    "sentence-transformers": LearnedSimilarity.save_sentence_transformer,
-    "onnx": LearnedSimilarity.save_onnx,
+    "simzoo": save,
+    "sentence-transformers": save_sentence_transformer,
+    "onnx": save_onnx,
 }
 
 

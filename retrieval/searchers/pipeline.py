@@ -7,7 +7,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from simzoo.models.similarity import LearnedSimilarity, fastest_device
+from simzoo.models.formats import load
+from simzoo.models.similarity import fastest_device
 from simzoo.retrieval.evaluation import similarity_scorer
 from simzoo.retrieval.first_stages.first_stage import BM25, FirstStage
 from simzoo.retrieval.scorer import Rows, Scorer
@@ -70,7 +71,7 @@ class Pipeline(Searcher):
         self._scorers, self._spent, self._asked = [], {}, 0
         for number, stage in enumerate(self.stages, start=2):
             with watch.step(_name(number, stage)):
-                model = LearnedSimilarity.from_pretrained(stage.checkpoint, fastest_device())
+                model = load(stage.checkpoint, fastest_device())
                 self._scorers.append(similarity_scorer(model, self.task.collection))
 
     def search(self, query_rows: Rows, k: int) -> Ranking:

@@ -9,8 +9,9 @@ from simzoo.core.records import Item, Query
 from simzoo.core.reps import Reps
 from simzoo.losses import Loss
 from simzoo.models.parts.backbone import BackboneConfig, Encoder, load_tokenizer
-from simzoo.models.parts.tokenizing import TextEncoder, TokenConfig
-from simzoo.models.similarity import LearnedSimilarity, Optimization
+from simzoo.models.parts.tokenizing import TextTokenizer, TokenConfig
+from simzoo.models.similarity import LearnedSimilarity
+from simzoo.models.training import Optimization
 
 
 class TwoTowers(LearnedSimilarity):
@@ -29,7 +30,7 @@ class TwoTowers(LearnedSimilarity):
         **own: further arguments of the subclass, to be remembered.
     """
 
-    text: TextEncoder
+    text: TextTokenizer
 
     def __init__(
         self,
@@ -45,7 +46,7 @@ class TwoTowers(LearnedSimilarity):
         super().__init__(loss, optimization, seed)
         chosen = {} if shared is None else {"shared": shared}
         self.remember(backbone=backbone, tokens=tokens, **chosen, tokens_per_batch=tokens_per_batch, **own)
-        self.text = TextEncoder(load_tokenizer(backbone), tokens)
+        self.text = TextTokenizer(load_tokenizer(backbone), tokens)
         tags = tuple(self.text.tag_ids.values())
         self.query_encoder = Encoder(backbone, tags)
         self.item_encoder = self.query_encoder if shared in (True, None) else Encoder(backbone, tags)

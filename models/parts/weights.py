@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from simzoo.models.formats.pickles import load_tensors
+from simzoo.models.parts.pickles import load_tensors
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:

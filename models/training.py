@@ -1,0 +1,163 @@
+"""The one training loop: what a step minimises, what validation measures, what a training checkpoint holds."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, is_dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from lightning import LightningModule
+from torch import Tensor
+from torchmetrics.retrieval import RetrievalHitRate, RetrievalMRR
+from transformers import get_scheduler
+
+from simzoo.core.batch import Batch
+from simzoo.losses import Loss, SoftmaxCrossEntropy
+
+
+@dataclass
+class Optimization:
+    """AdamW and its schedule.
+
+    Attributes:
+        lr: peak learning rate.
+        weight_decay: decoupled weight decay.
+        warmup: share of all steps in which the rate rises from 0.
+        schedule: what the rate does after the warm-up.
+        betas: decay of the means of gradients and of their squares. A row of an embedding table has a gradient in few
+            steps; with the second one near 1 each of these moves it far.
+    """
+
+    lr: float = 2e-5
+    weight_decay: float = 0.01
+    warmup: float = 0.05
+    schedule: Literal["linear", "cosine", "constant_with_warmup"] = "linear"
+    betas: tuple[float, float] = (0.9, 0.999)
+
+    def __post_init__(self) -> None:
+        if not self.lr > 0:
+            raise ValueError(f"optimization.lr must be positive, got {self.lr}")
+        if not 0 <= self.warmup <= 1:
+            raise ValueError(f"optimization.warmup is a share of all steps in [0, 1], got {self.warmup}")
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"optimization.betas are shares in [0, 1), got {list(self.betas)}")
+
+
+def plain(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments with dataclasses turned into dicts, so that no file needs a class of ours to be read."""
+    return {name: asdict(value) if is_dataclass(value) else value for name, value in arguments.items()}  # type: ignore[arg-type]
+
+
+class TrainingLoop(LightningModule, ABC):
+    """A module that learns from scores of candidate lists.
+
+    Args:
+        loss: what training minimises.
+        optimization: optimiser and schedule.
+        seed: dropout in step t depends on (seed, t, rank) alone, so that a resumed run goes on with the same bytes.
+    """
+
+    strict_loading = False  # training checkpoints hold what is trained; the backbone is found by name
+
+    def __init__(self, loss: Loss | None, optimization: Optimization | None, seed: int) -> None:
+        super().__init__()
+        self.loss = loss or SoftmaxCrossEntropy()
+        self.optimization = optimization or Optimization()
+        self.seed = seed
+        self.val_accuracy = RetrievalHitRate(top_k=1, empty_target_action="neg")
+        self.val_mrr = RetrievalMRR(empty_target_action="neg")
+
+    def remember(self, **arguments: Any) -> None:
+        """Keeps the constructor's arguments: config.json will hold them, training checkpoints too, as plain values."""
+        self.arguments = arguments
+        self.save_hyperparameters(plain(arguments))
+
+    @abstractmethod
+    def list_scores(self, batch: Batch) -> Tensor:
+        """Scores (B, K) of a training batch."""
+
+    def training_loss(self, batch: Batch) -> Tensor:
+        """What a step minimises: the loss of the scores; a system with terms of its own adds them here."""
+        loss: Tensor = self.loss(self.list_scores(batch), batch.targets)
+        return loss
+
+    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
+        """Seeds dropout by the step, so that a run that was killed continues as if it had not been."""
+        place = [self.seed, self.current_epoch, batch_idx, self.global_rank]
+        torch.manual_seed(int(np.random.SeedSequence(place).generate_state(1)[0]))
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """One step of the loss; stops at a loss that is not finite."""
+        loss = self.training_loss(batch)
+        if not torch.isfinite(loss):
+            raise FloatingPointError(
+                f"loss is {loss.item()} in epoch {self.current_epoch}, batch {batch_idx}, "
+                f"queries {', '.join(batch.query_ids)}. The last checkpoint is kept; lower optimization.lr, "
+                "clip gradients (trainer.gradient_clip_val) or look at these queries."
+            )
+        self.log("train/loss", loss, prog_bar=True, batch_size=len(batch.query_ids))
+        return loss
+
+    def on_validation_epoch_start(self) -> None:
+        """Begins to count the queries that are ranked."""
+        self._ranked = 0
+
+    on_test_epoch_start = on_validation_epoch_start
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        """Ranks each query's candidates: accuracy (gold first; a gold that was not retrieved is a miss) and MRR."""
+        scores = self.list_scores(batch)
+        # Batches differ in size, and the metrics tell queries apart by number.
+        numbers = self._ranked + torch.arange(scores.shape[0], device=scores.device)
+        self._ranked += scores.shape[0]
+        rows = numbers * self.trainer.world_size + self.global_rank
+        indexes = rows[:, None].expand_as(scores)[batch.targets.mask]
+        found, relevant = scores[batch.targets.mask].float(), batch.targets.labels[batch.targets.mask] > 0
+        self.val_accuracy.update(found, relevant, indexes)
+        self.val_mrr.update(found, relevant, indexes)
+        self.log("val/accuracy", self.val_accuracy, prog_bar=True, batch_size=scores.shape[0])
+        self.log("val/mrr", self.val_mrr, batch_size=scores.shape[0])
+
+    test_step = validation_step
+
+    def configure_optimizers(self) -> Any:
+        """AdamW over the parameter groups, with the schedule."""
+        settings = self.optimization
+        optimizer = torch.optim.AdamW(self.parameter_groups(), lr=settings.lr, betas=settings.betas)
+        steps = int(self.trainer.estimated_stepping_batches)
+        scheduler = get_scheduler(settings.schedule, optimizer, int(settings.warmup * steps), steps)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """AdamW's groups: what is trainable, without decay on biases and norms."""
+        decay: list[torch.nn.Parameter] = []
+        rest: list[torch.nn.Parameter] = []
+        for parameter in self.parameters():
+            if parameter.requires_grad:
+                (decay if parameter.ndim > 1 else rest).append(parameter)
+        return [
+            {"params": decay, "weight_decay": self.optimization.weight_decay},
+            {"params": rest, "weight_decay": 0.0},
+        ]
+
+    def trained_state(self) -> dict[str, Tensor]:
+        """What differs from the named backbone: every trainable parameter, by name."""
+        return {name: p.detach() for name, p in self.named_parameters() if p.requires_grad}
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keeps what is trained; the frozen backbone is found by name and hash."""
+        checkpoint["state_dict"] = self.trained_state()
+        # Under Lightning's own key its command line would take them for the recipe's model, which lacks the class then.
+        checkpoint["arguments"] = checkpoint.pop("hyper_parameters", {})
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Refuses a checkpoint that holds other parameters than this model trains."""
+        expected, found = set(self.trained_state()), set(checkpoint["state_dict"])
+        if expected != found:
+            raise ValueError(
+                f"the checkpoint does not fit {type(self).__name__}: missing {sorted(expected - found)[:3]}, "
+                f"unknown {sorted(found - expected)[:3]}; was it trained with another recipe?"
+            )
