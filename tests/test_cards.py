@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.zoo.measure import measure as zoo
+from benchmarks.zoo import measure as zoo
 from simzoo.retrieval.hub.card import SECTIONS, empty_sections, render
 from simzoo.retrieval.hub.citations import BY_CLASS
 from simzoo.retrieval.hub.commands import verify

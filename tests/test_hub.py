@@ -146,7 +146,7 @@ def test_an_upload_that_is_cut_leaves_nothing_and_can_be_repeated(
     """Half a model on the Hub is downloaded by somebody before it is whole."""
     hub.large.clear()
     hub.faults.append(Fault("/lfs/", method="PUT", after=200, times=1))
-    words = [sys.executable, "-m", "simzoo.retrieval.hub.commands", "push", str(checkpoint), "me/cut"]
+    words = [sys.executable, "-m", "simzoo", "hub", "push", str(checkpoint), "me/cut"]
     process = subprocess.Popen(words, cwd=ROOT, env=client.env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     assert hub.uploaded.wait(300), "the upload never began"
     process.send_signal(signal.SIGKILL)
@@ -314,7 +314,7 @@ value = [found.name, len(found.items), found.judgements]
     released(made)
     hub.add("jfkback/hypencoder.2_layer", contents(made))
     line = ["run", "--checkpoint", "jfkback/hypencoder.2_layer", "--data", "BEIR", "--data.name", "fiqa"]
-    client.run(f"import evaluate; evaluate.main({[*line, '--output', str(tmp_path / 'out')]!r})")
+    client.run(f"from simzoo import evaluate; evaluate.main({[*line, '--output', str(tmp_path / 'out')]!r})")
     assert json.loads((tmp_path / "out" / "metrics.json").read_text())["data"]["name"] == "fiqa"
     name, items, judgements = client.run(code)
     assert (name, items, judgements) == ("fiqa", 3, [{"1": 1}])

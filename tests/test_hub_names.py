@@ -70,9 +70,9 @@ def test_training_and_teaching_take_every_form_of_a_name(
         words += [f"{mined}+=simzoo.retrieval.mining.MineCandidates", f"{mined}.teacher={named['start']}"]
         words += [f"{mined}.first_stage=simzoo.retrieval.first_stages.dense.Dense", f"{mined}.depth=8"]
         words += [f"{mined}.first_stage.checkpoint={named['first']}", f"{mined}.folder={out / 'mined'}"]
-        client.run(f"import train; train.main({words!r})")
+        client.run(f"from simzoo import train; train.main({words!r})")
         taught = ["teach", "--checkpoint", named["start"], *data, "--top", "4", "--output", str(out / "lessons")]
-        client.run(f"import evaluate; evaluate.main({taught!r})")
+        client.run(f"from simzoo import evaluate; evaluate.main({taught!r})")
     started, known = load_file(tmp_path / "out-0" / "model.safetensors"), load_file(checkpoint / "model.safetensors")
     encoder = [name for name in known if name.startswith("encoder.model.")]
     assert encoder and all(torch.allclose(started[name], known[name], rtol=0, atol=1e-20) for name in encoder)

@@ -134,5 +134,5 @@ def test_teacher_scores_that_were_not_mined_are_asked_for(tmp_path: Path) -> Non
     data = Toy(batch_size=6, negatives=5, taught=True)
     lists(data, tmp_path, teacher=False)
     part: Any = data._lists["train", 0]
-    with pytest.raises(ValueError, match=r"give retrieval\.mining\.MineCandidates a teacher"):
+    with pytest.raises(ValueError, match=r"give MineCandidates a teacher"):
         part.batch([0, 1], 0)
