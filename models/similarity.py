@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, is_dataclass
@@ -49,6 +50,11 @@ class Optimization:
             raise ValueError(f"optimization.warmup is a share of all steps in [0, 1], got {self.warmup}")
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"optimization.betas are shares in [0, 1), got {list(self.betas)}")
+
+    @property
+    def needs_steps(self) -> bool:
+        """Whether the rate depends on the number of all steps."""
+        return self.schedule != "constant_with_warmup" or self.warmup > 0
 
 
 def plain(arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -231,12 +237,28 @@ class LearnedSimilarity(LightningModule, ABC):
     test_step = validation_step
 
     def configure_optimizers(self) -> Any:
-        """AdamW over the parameter groups, with the schedule."""
+        """AdamW over the parameter groups, with the schedule.
+
+        Raises:
+            ValueError: the schedule depends on the number of steps, which the trainer cannot know.
+        """
         settings = self.optimization
         optimizer = torch.optim.AdamW(self.parameter_groups(), lr=settings.lr, betas=settings.betas)
-        steps = int(self.trainer.estimated_stepping_batches)
+        steps = self._total_steps() if settings.needs_steps else 0
         scheduler = get_scheduler(settings.schedule, optimizer, int(settings.warmup * steps), steps)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    def _total_steps(self) -> int:
+        """Optimiser steps of the whole training; Lightning's -1 or inf for an unknown number would make the rate 0."""
+        steps = self.trainer.estimated_stepping_batches
+        if not 0 <= steps < math.inf:
+            raise ValueError(
+                f"optimization.schedule {self.optimization.schedule} with optimization.warmup "
+                f"{self.optimization.warmup:g} needs the number of steps, but the trainer's estimate is {steps}: the "
+                "training data is streamed and has no length, or the training has no end. Set trainer.max_steps, or "
+                "use optimization.schedule constant_with_warmup with optimization.warmup 0"
+            )
+        return int(steps)
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """AdamW's groups: what is trainable, without decay on biases and norms."""
