@@ -103,7 +103,8 @@ class LearnedSimilarity(LightningModule, ABC):
     Args:
         loss: what training minimises.
         optimization: optimiser and schedule.
-        seed: dropout in step t depends on (seed, t, rank) alone, so that a resumed run goes on with the same bytes.
+        seed: dropout in step t depends on (seed, t, rank) alone, so that a resumed run goes on with the same bytes;
+            None: 0, on the command line seed_everything.
     """
 
     pointwise: ClassVar[bool] = True
@@ -120,11 +121,11 @@ class LearnedSimilarity(LightningModule, ABC):
 
     strict_loading = False  # training checkpoints hold what is trained; the backbone is found by name
 
-    def __init__(self, loss: Loss | None, optimization: Optimization | None, seed: int) -> None:
+    def __init__(self, loss: Loss | None, optimization: Optimization | None, seed: int | None) -> None:
         super().__init__()
         self.loss = loss or SoftmaxCrossEntropy()
         self.optimization = optimization or Optimization()
-        self.seed = seed
+        self.seed = seed or 0
         self.val_accuracy = RetrievalHitRate(top_k=1, empty_target_action="neg")
         self.val_mrr = RetrievalMRR(empty_target_action="neg")
 
