@@ -10,9 +10,10 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from jsonargparse import Namespace
 from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.cli import LightningCLI
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 import simzoo.datamodules.next_items
 import simzoo.datamodules.sources  # noqa: F401  known by class name on the command line
@@ -41,8 +42,43 @@ class Release(Callback):
             save(pl_module, self.folder)
 
 
+def with_seeds(config: Namespace) -> Namespace:
+    """The configuration with ``seed_everything`` for every seed of model and data, nested ones too, that is not set.
+
+    Not a link of the parser: that overrides a seed that is set, is left out of saved configurations, and cannot reach
+    into nested data.
+    """
+    config = config.clone()
+    run = config[config.subcommand] if "subcommand" in config else config
+    seed = run.get("seed_everything")
+    # True: drawn later; False: none; and a part of a configuration, which jsonargparse dumps alone, has no such key.
+    if seed is not None and not isinstance(seed, bool):
+        for part in ("model", "data"):
+            _set_seeds(run.get(part), seed)
+    return config
+
+
+def _set_seeds(node: Any, seed: int) -> None:
+    if isinstance(node, Namespace):
+        if "seed" in node and node["seed"] is None:
+            node["seed"] = seed
+        node = list(vars(node).values())
+    if isinstance(node, list):
+        for child in node:
+            _set_seeds(child, seed)
+
+
+class Parser(LightningArgumentParser):
+    """Prints and saves configurations with the seeds that a run of them uses."""
+
+    def dump(self, namespace: Namespace, *args: Any, **kwargs: Any) -> str:
+        """See `with_seeds`."""
+        text: str = super().dump(with_seeds(namespace), *args, **kwargs)
+        return text
+
+
 class CLI(LightningCLI):
-    """Links one size, the number of items; for the rest the recipe composes model, data and callbacks."""
+    """Hands on the number of items and the seed; for the rest the recipe composes model, data and callbacks."""
 
     def add_arguments_to_parser(self, parser: Any) -> None:
         """Adds the folder of the released checkpoint; hands the items' ids to a model that has a row for each."""
@@ -51,6 +87,10 @@ class CLI(LightningCLI):
         )
         # Passed over where the data has no such ids or the model does not take them.
         parser.link_arguments("data.item_ids", "model.init_args.item_ids", apply_on="instantiate")
+
+    def before_instantiate_classes(self) -> None:
+        """Seeds model and data; ``seed_everything`` is a number by now."""
+        self.config = with_seeds(self.config)
 
     def before_fit(self) -> None:
         """Installs the release callback."""
@@ -69,6 +109,7 @@ def main(args: list[str] | None = None, run: bool = True) -> CLI:
         seed_everything_default=0,
         trainer_defaults={"use_distributed_sampler": False, "num_sanity_val_steps": 0},
         save_config_kwargs={"overwrite": True},
+        parser_class=Parser,
         parser_kwargs={"allow_abbrev": False},
         args=args,
         run=run,

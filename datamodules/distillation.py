@@ -56,7 +56,7 @@ class Distillation(RetrievalData):
         other_positives: the positives of the batch's other queries are candidates too, behind a query's own, and marked
             as such (`OtherPositivesCrossEntropy`).
         buffer: records that are shuffled among each other.
-        seed: of order and draws.
+        seed: of order and draws; None: 0, on the command line seed_everything.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Distillation(RetrievalData):
         max_negatives: int | None = None,
         other_positives: bool = True,
         buffer: int = 10_000,
-        seed: int = 0,
+        seed: int | None = None,
     ) -> None:
         super().__init__(batch_size=batch_size, seed=seed)
         if not records:

@@ -56,7 +56,7 @@ class RetrievalData(LightningDataModule, ABC):
         val_depth: candidates of a validation query: the first so many mined; a gold item not among them is a miss.
         max_train_queries: trains on a fixed random sample of the queries; None: on all.
         max_val_queries: validates on a fixed random sample of the queries of each collection; None: on all.
-        seed: of samples, negatives and order.
+        seed: of samples, negatives and order; None: 0, on the command line seed_everything.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class RetrievalData(LightningDataModule, ABC):
         val_depth: int = 64,
         max_train_queries: int | None = None,
         max_val_queries: int | None = None,
-        seed: int = 0,
+        seed: int | None = None,
     ) -> None:
         super().__init__()
         for share in (hard, hard_fixed, title_dropout):
@@ -111,7 +111,7 @@ class RetrievalData(LightningDataModule, ABC):
         self.val_depth = val_depth
         self.max_train_queries = max_train_queries
         self.max_val_queries = max_val_queries
-        self.seed = seed
+        self.seed = seed or 0
         self._lists: dict[tuple[str, int], BatchLists] = {}
         self._splits: dict[str, list[Collection]] = {}
         self.missed = 0

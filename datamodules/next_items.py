@@ -45,7 +45,7 @@ class NextItems(RetrievalData):
             the SASRec paper, the same ones each time; None: against every item not seen.
         max_train_queries: trains on a fixed random sample of the users; None: on all.
         max_val_queries: validates on a fixed random sample of the users; None: on all.
-        seed: of samples, negatives and order.
+        seed: of samples, negatives and order; None: 0, on the command line seed_everything.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class NextItems(RetrievalData):
         val_negatives: int | None = None,
         max_train_queries: int | None = None,
         max_val_queries: int | None = None,
-        seed: int = 0,
+        seed: int | None = None,
     ) -> None:
         super().__init__(
             batch_size=batch_size,

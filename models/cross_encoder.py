@@ -34,7 +34,7 @@ class CrossEncoder(LearnedSimilarity):
             65,536 on a GPU.
         loss: what training minimises.
         optimization: optimiser and schedule.
-        seed: of dropout.
+        seed: of dropout; None: 0, on the command line seed_everything.
     """
 
     text: TextTokenizer
@@ -49,7 +49,7 @@ class CrossEncoder(LearnedSimilarity):
         tokens_per_batch: int | None = None,
         loss: Loss | None = None,
         optimization: Optimization | None = None,
-        seed: int = 0,
+        seed: int | None = None,
     ) -> None:
         super().__init__(loss, optimization, seed)
         backbone, tokens = backbone or BackboneConfig(), tokens or TokenConfig()

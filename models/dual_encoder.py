@@ -30,7 +30,7 @@ class DualEncoder(TwoTowers):
             65,536 on a GPU.
         loss: what training minimises.
         optimization: optimiser and schedule.
-        seed: of dropout.
+        seed: of dropout; None: 0, on the command line seed_everything.
     """
 
     is_inner_product: ClassVar[bool] = True
@@ -45,7 +45,7 @@ class DualEncoder(TwoTowers):
         tokens_per_batch: int | None = None,
         loss: Loss | None = None,
         optimization: Optimization | None = None,
-        seed: int = 0,
+        seed: int | None = None,
     ) -> None:
         super().__init__(
             backbone or BackboneConfig(),

@@ -47,7 +47,7 @@ class Hypencoder(TwoTowers):
             65,536 on a GPU.
         loss: what training minimises.
         optimization: optimiser and schedule.
-        seed: of dropout.
+        seed: of dropout; None: 0, on the command line seed_everything.
 
     Raises:
         ValueError: ``cosine`` with a q-net whose blocks cannot begin as the identity.
@@ -65,7 +65,7 @@ class Hypencoder(TwoTowers):
         tokens_per_batch: int | None = None,
         loss: Loss | None = None,
         optimization: Optimization | None = None,
-        seed: int = 0,
+        seed: int | None = None,
     ) -> None:
         q_net = q_net or QNetConfig()
         super().__init__(

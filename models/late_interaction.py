@@ -38,7 +38,7 @@ class PolyEncoder(TwoTowers):
             65,536 on a GPU.
         loss: what training minimises.
         optimization: optimiser and schedule.
-        seed: of dropout.
+        seed: of dropout; None: 0, on the command line seed_everything.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class PolyEncoder(TwoTowers):
         tokens_per_batch: int | None = None,
         loss: Loss | None = None,
         optimization: Optimization | None = None,
-        seed: int = 0,
+        seed: int | None = None,
     ) -> None:
         if codes < 1:
             raise ValueError(f"codes is the number of vectors of a query, at least 1; got {codes}")
@@ -129,7 +129,7 @@ class SumOfMax(TwoTowers):
             65,536 on a GPU.
         loss: what training minimises.
         optimization: optimiser and schedule.
-        seed: of dropout.
+        seed: of dropout; None: 0, on the command line seed_everything.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class SumOfMax(TwoTowers):
         tokens_per_batch: int | None = None,
         loss: Loss | None = None,
         optimization: Optimization | None = None,
-        seed: int = 0,
+        seed: int | None = None,
     ) -> None:
         super().__init__(
             backbone or BackboneConfig(),

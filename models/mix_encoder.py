@@ -110,7 +110,7 @@ class MixEncoder(TwoTowers):
             65,536 on a GPU.
         loss: what training minimises.
         optimization: optimiser and schedule.
-        seed: of dropout.
+        seed: of dropout; None: 0, on the command line seed_everything.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class MixEncoder(TwoTowers):
         tokens_per_batch: int | None = None,
         loss: Loss | None = None,
         optimization: Optimization | None = None,
-        seed: int = 0,
+        seed: int | None = None,
     ) -> None:
         backbone = backbone or BackboneConfig()
         super().__init__(

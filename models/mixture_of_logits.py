@@ -61,7 +61,7 @@ class MoL(TwoTowers):
         gate_loss: what training adds for the gates of the positive pairs.
         loss: what training minimises.
         optimization: optimiser and schedule.
-        seed: of dropout.
+        seed: of dropout; None: 0, on the command line seed_everything.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class MoL(TwoTowers):
         gate_loss: MutualInformation | None = None,
         loss: Loss | None = None,
         optimization: Optimization | None = None,
-        seed: int = 0,
+        seed: int | None = None,
     ) -> None:
         mixture = mixture or MixtureConfig()
         tokens = tokens or _with_prefixes(TokenConfig(), mixture)

@@ -37,7 +37,7 @@ class NextItem(LearnedSimilarity):
         loss: what training minimises: softmax over the sampled candidates, or over all (`SoftmaxCrossEntropy`), or
             `BinaryCrossEntropy`.
         optimization: optimiser and schedule.
-        seed: of dropout.
+        seed: of dropout; None: 0, on the command line seed_everything.
     """
 
     is_inner_product: ClassVar[bool] = True
@@ -50,7 +50,7 @@ class NextItem(LearnedSimilarity):
         tokens_per_batch: int | None = None,
         loss: Loss | None = None,
         optimization: Optimization | None = None,
-        seed: int = 0,
+        seed: int | None = None,
     ) -> None:
         super().__init__(loss, optimization, seed)
         if not item_ids:

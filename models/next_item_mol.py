@@ -37,7 +37,7 @@ class NextItemMoL(NextItem):
         user_loss: what training adds for the embeddings of user ids, where the mixture has some.
         loss: what training minimises; the mixture has its own temperature, so the loss wants 1.
         optimization: optimiser and schedule.
-        seed: of dropout.
+        seed: of dropout; None: 0, on the command line seed_everything.
     """
 
     is_inner_product: ClassVar[bool] = False
@@ -52,7 +52,7 @@ class NextItemMoL(NextItem):
         user_loss: UserL2 | None = None,
         loss: Loss | None = None,
         optimization: Optimization | None = None,
-        seed: int = 0,
+        seed: int | None = None,
     ) -> None:
         encoder = encoder or SequenceConfig()
         super().__init__(item_ids, encoder, False, tokens_per_batch, loss, optimization, seed)

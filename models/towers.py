@@ -26,7 +26,7 @@ class TwoTowers(LearnedSimilarity):
             `simzoo.models.parts.packing.token_budget` for None.
         loss: what training minimises.
         optimization: optimiser and schedule.
-        seed: of dropout.
+        seed: of dropout; None: 0, on the command line seed_everything.
         **own: further arguments of the subclass, to be remembered.
     """
 
@@ -40,7 +40,7 @@ class TwoTowers(LearnedSimilarity):
         tokens_per_batch: int | None,
         loss: Loss | None,
         optimization: Optimization | None,
-        seed: int,
+        seed: int | None,
         **own: Any,
     ) -> None:
         super().__init__(loss, optimization, seed)

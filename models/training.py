@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -15,6 +15,7 @@ from torchmetrics.retrieval import RetrievalHitRate, RetrievalMRR
 from transformers import get_scheduler
 
 from simzoo.core.batch import Batch
+from simzoo.core.settings import plain
 from simzoo.losses import Loss, SoftmaxCrossEntropy
 
 
@@ -45,10 +46,10 @@ class Optimization:
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"optimization.betas are shares in [0, 1), got {list(self.betas)}")
 
-
-def plain(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments with dataclasses turned into dicts, so that no file needs a class of ours to be read."""
-    return {name: asdict(value) if is_dataclass(value) else value for name, value in arguments.items()}  # type: ignore[arg-type]
+    @property
+    def needs_steps(self) -> bool:
+        """Whether the rate depends on the number of all steps."""
+        return self.schedule != "constant_with_warmup" or self.warmup > 0
 
 
 class TrainingLoop(LightningModule, ABC):
@@ -57,16 +58,17 @@ class TrainingLoop(LightningModule, ABC):
     Args:
         loss: what training minimises.
         optimization: optimiser and schedule.
-        seed: dropout in step t depends on (seed, t, rank) alone, so that a resumed run goes on with the same bytes.
+        seed: dropout in step t depends on (seed, t, rank) alone, so that a resumed run goes on with the same bytes;
+            None: 0, on the command line seed_everything.
     """
 
     strict_loading = False  # training checkpoints hold what is trained; the backbone is found by name
 
-    def __init__(self, loss: Loss | None, optimization: Optimization | None, seed: int) -> None:
+    def __init__(self, loss: Loss | None, optimization: Optimization | None, seed: int | None) -> None:
         super().__init__()
         self.loss = loss or SoftmaxCrossEntropy()
         self.optimization = optimization or Optimization()
-        self.seed = seed
+        self.seed = seed or 0
         self.val_accuracy = RetrievalHitRate(top_k=1, empty_target_action="neg")
         self.val_mrr = RetrievalMRR(empty_target_action="neg")
 
@@ -124,12 +126,28 @@ class TrainingLoop(LightningModule, ABC):
     test_step = validation_step
 
     def configure_optimizers(self) -> Any:
-        """AdamW over the parameter groups, with the schedule."""
+        """AdamW over the parameter groups, with the schedule.
+
+        Raises:
+            ValueError: the schedule depends on the number of steps, which the trainer cannot know.
+        """
         settings = self.optimization
         optimizer = torch.optim.AdamW(self.parameter_groups(), lr=settings.lr, betas=settings.betas)
-        steps = int(self.trainer.estimated_stepping_batches)
+        steps = self._total_steps() if settings.needs_steps else 0
         scheduler = get_scheduler(settings.schedule, optimizer, int(settings.warmup * steps), steps)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    def _total_steps(self) -> int:
+        """Optimiser steps of the whole training; Lightning's -1 or inf for an unknown number would make the rate 0."""
+        steps = self.trainer.estimated_stepping_batches
+        if not 0 <= steps < math.inf:
+            raise ValueError(
+                f"optimization.schedule {self.optimization.schedule} with optimization.warmup "
+                f"{self.optimization.warmup:g} needs the number of steps, but the trainer's estimate is {steps}: the "
+                "training data is streamed and has no length, or the training has no end. Set trainer.max_steps, or "
+                "use optimization.schedule constant_with_warmup with optimization.warmup 0"
+            )
+        return int(steps)
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """AdamW's groups: what is trainable, without decay on biases and norms."""

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from lightning import Callback, LightningModule, Trainer
 
 from simzoo.core.candidates import Candidates
 from simzoo.core.files import replacing
 from simzoo.core.records import Collection
+from simzoo.core.settings import plain
 from simzoo.datamodules.lists import RetrievalData, Split
 from simzoo.models.formats import load
 from simzoo.models.similarity import LearnedSimilarity, fastest_device
@@ -24,7 +28,9 @@ from simzoo.retrieval.first_stages.first_stage import FirstStage
 class MineCandidates(Callback):
     """Finds the top items of every query with a first stage and hands them to the data module.
 
-    What was mined for the train split is kept on disk by round, so that a resumed run sees the same negatives.
+    What was mined for the train split is kept on disk by round, under a name that depends on the data, the depth and
+    what mined: a first stage's settings, or class, arguments and weights of the model in training as they were then.
+    Training checkpoints remember the latter, so that a resumed run sees the negatives that it mined itself.
 
     Args:
         first_stage: what mines: BM25, TFIDF, a dual encoder's checkpoint, ...; None: the model that is being trained.
@@ -52,11 +58,28 @@ class MineCandidates(Callback):
         self.every_n_epochs = every_n_epochs
         self.folder = folder
         self._round = -1
+        self._miner = ""
+        self._resumed: dict[str, Any] = {}
         self._teacher: LearnedSimilarity | None = None
 
+    def state_dict(self) -> dict[str, Any]:
+        """The round, and what mined it, if that was the model in training."""
+        return {"round": self._round, "miner": self._miner} if self.first_stage is None else {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Of the run that is resumed."""
+        self._resumed = dict(state_dict)
+
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Also when training resumes within an epoch."""
+        """Also when training resumes within an epoch.
+
+        Raises:
+            FileNotFoundError: a run resumes within a round whose candidates the model in training mined as it was then,
+                and they are gone.
+        """
+        self._round = -1  # a callback may serve several trainings
         self._mine_train(trainer, pl_module)
+        self._resumed = {}
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Mines again when its time has come."""
@@ -64,43 +87,56 @@ class MineCandidates(Callback):
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Candidates of the dev split."""
-        self._mine(trainer, pl_module, "dev", None)
+        self._mine(trainer, pl_module, "dev", ())
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Candidates of the test split."""
-        self._mine(trainer, pl_module, "test", None)
+        self._mine(trainer, pl_module, "test", ())
 
     def _mine_train(self, trainer: Trainer, model: LightningModule) -> None:
         number = trainer.current_epoch // self.every_n_epochs if self.every_n_epochs else 0
-        if number != self._round:
-            folder = self.folder or Path(trainer.default_root_dir) / "candidates"
-            self._mine(trainer, model, "train", folder / f"round-{number}")
-            self._round = number
+        if number == self._round:
+            return
+        within = self.first_stage is None and self._resumed.get("round") == number
+        self._miner = self._resumed["miner"] if within else self._identity(trainer, model)
+        folder = (self.folder or Path(trainer.default_root_dir) / "candidates") / f"round-{number}"
+        collections = _data(trainer).collections("train")
+        paths = [folder / f"{i:03d}-{self._name(collection)}.npz" for i, collection in enumerate(collections)]
+        if within:
+            _check_kept(trainer, paths)
+        self._mine(trainer, model, "train", paths)
+        self._round = number
 
-    def _mine(self, trainer: Trainer, model: LightningModule, split: Split, folder: Path | None) -> None:
-        data: Any = trainer.datamodule  # type: ignore[attr-defined]
-        assert isinstance(data, RetrievalData) and isinstance(model, LearnedSimilarity)
+    def _mine(self, trainer: Trainer, model: LightningModule, split: Split, paths: Sequence[Path]) -> None:
+        """Mines every collection; what is kept under its path, where there are paths, is read instead."""
+        assert isinstance(model, LearnedSimilarity)
         stage = self.first_stage or Dense.of(model)
         was_training = model.training
         model.eval()
         mined = []
-        for index, collection in enumerate(data.collections(split)):
-            path = None if folder is None else folder / f"{index:03d}-{self._identity(collection)}.npz"
-            if path is None:
+        for index, collection in enumerate(_data(trainer).collections(split)):
+            if not paths:
                 mined.append(mine(stage, collection, self.depth))
                 continue
+            path = paths[index]
             if trainer.is_global_zero and not path.exists():
                 found = mine(stage, collection, self.depth)
                 _write(path, found if self.teacher is None else self._taught(found, collection))
             trainer.strategy.barrier()
             mined.append(_read(path))
         model.train(was_training)
-        data.set_candidates(split, mined)
+        _data(trainer).set_candidates(split, mined)
 
-    def _identity(self, collection: Collection) -> str:
+    def _identity(self, trainer: Trainer, model: LightningModule) -> str:
+        """What mines, by its content; of the model in training, the first rank's, so that all look for one file."""
+        if self.first_stage is not None:
+            return self.first_stage.identity()
+        assert isinstance(model, LearnedSimilarity)
+        return str(trainer.strategy.broadcast(_content(model) if trainer.is_global_zero else ""))
+
+    def _name(self, collection: Collection) -> str:
         """What the mined candidates depend on: kept ones are used again only for the same."""
-        parts = [collection.fingerprint, str(self.depth)]
-        parts.append("the model in training" if self.first_stage is None else self.first_stage.identity())
+        parts = [collection.fingerprint, str(self.depth), self._miner]
         if self.teacher is not None:
             parts.append(self._teacher_model().weights_sha256)
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:20]
@@ -130,6 +166,33 @@ def mine(stage: FirstStage, collection: Collection, depth: int) -> Candidates:
         if found.size:
             gold[row] = found.max()
     return Candidates(items, scores, gold)
+
+
+def _data(trainer: Trainer) -> RetrievalData:
+    data: Any = trainer.datamodule  # type: ignore[attr-defined]
+    assert isinstance(data, RetrievalData)
+    return data
+
+
+def _content(model: LearnedSimilarity) -> str:
+    """sha256 of class, arguments and all weights; a backbone's too, which a folder's name does not tell."""
+    digest = hashlib.sha256(f"{type(model).__module__}.{type(model).__qualname__}\n".encode())
+    digest.update(json.dumps(plain(model.arguments), sort_keys=True).encode())
+    for name, value in sorted(model.state_dict().items()):
+        digest.update(f"\n{name} {value.dtype} {tuple(value.shape)}\n".encode())
+        digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def _check_kept(trainer: Trainer, paths: Sequence[Path]) -> None:
+    """Whether a run that resumes within a round finds its negatives; the first rank looks for all."""
+    missing = trainer.strategy.broadcast([str(path) for path in paths if not path.exists()])
+    if missing:
+        raise FileNotFoundError(
+            f"{missing[0]}: there is no such file. It held negatives that this run mined with the model as it was when "
+            "the round began, and they cannot be mined again in the middle of it. Bring the file back, let the folder "
+            "of retrieval.mining.MineCandidates name where it is, or train from the beginning"
+        )
 
 
 def _write(path: Path, mined: Candidates) -> None:

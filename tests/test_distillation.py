@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from lightning import Trainer
 
 from simzoo.core.records import DataError
 from simzoo.datamodules.distillation import Distillation, Lessons, read_lessons
@@ -28,6 +29,19 @@ from simzoo.retrieval.first_stages.first_stage import BM25
 from simzoo.retrieval.teaching import write_lessons
 from tests.test_training import trainer
 from tests.toy import Toy, toy_collection
+
+
+def fit_without_validation(folder: Path, **settings: Any) -> Trainer:
+    """A trainer without candidates to mine, for streams alone."""
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "limit_val_batches": 0}
+    return Trainer(
+        accelerator="cpu",
+        default_root_dir=folder,
+        enable_checkpointing=False,
+        num_sanity_val_steps=0,
+        **quiet,
+        **settings,
+    )
 
 
 def record(query: str, *items: tuple[str, float | None, str]) -> dict[str, Any]:
@@ -179,3 +193,41 @@ def test_a_large_file_is_streamed(tmp_path: Path) -> None:
     tracemalloc.stop()
     assert count == 3000
     assert peak < path.stat().st_size / 10
+
+
+@pytest.mark.parametrize(
+    ("settings", "optimization"),
+    [
+        ({"max_epochs": 1}, Optimization(lr=1e-2)),
+        ({"max_epochs": -1, "max_time": {"seconds": 1}}, Optimization(lr=1e-2, schedule="cosine", warmup=0.0)),
+        ({"max_epochs": 1}, Optimization(lr=1e-2, schedule="constant_with_warmup", warmup=0.1)),
+    ],
+)
+def test_a_schedule_over_unknown_steps_is_refused(settings: Any, optimization: Optimization, tmp_path: Path) -> None:
+    """A stream has no length: Lightning's -1 steps made a rate of 0, and a whole training moved no weight."""
+    model = DualEncoder.tiny()
+    model.loss, model.optimization = MarginMSE(), optimization
+    data = Distillation([lines(tmp_path / "a.jsonl", *RECORDS)], batch_size=5)
+    with pytest.raises(ValueError, match=r"needs the number of steps, .* Set trainer\.max_steps"):
+        fit_without_validation(tmp_path, **settings).fit(model, datamodule=data)
+
+
+@pytest.mark.parametrize(
+    ("settings", "optimization"),
+    [
+        ({"max_epochs": 1}, Optimization(lr=1e-2, schedule="constant_with_warmup", warmup=0.0)),
+        ({"max_epochs": 1, "max_steps": 2}, Optimization(lr=1e-2, warmup=0.0)),
+        ({"max_epochs": 1, "limit_train_batches": 2}, Optimization(lr=1e-2, warmup=0.0)),
+    ],
+)
+def test_streams_train_where_the_rate_is_known(settings: Any, optimization: Optimization, tmp_path: Path) -> None:
+    """A refusal that goes too far: a constant rate needs no number of steps, a limit gives one."""
+    model = DualEncoder.tiny()
+    model.loss, model.optimization = MarginMSE(), optimization
+    before = {name: value.clone() for name, value in model.trained_state().items()}
+    fit = fit_without_validation(tmp_path, **settings)
+    fit.fit(model, datamodule=Distillation([lines(tmp_path / "a.jsonl", *RECORDS)], batch_size=5))
+    assert fit.global_step == 2
+    rates = {"constant_with_warmup": 1e-2, "linear": 0.0}  # after the last step
+    assert fit.optimizers[0].param_groups[0]["lr"] == pytest.approx(rates[optimization.schedule])
+    assert any(not torch.equal(value, before[name]) for name, value in model.trained_state().items())

@@ -16,10 +16,10 @@ from jsonargparse import ArgumentError, ArgumentParser
 from safetensors.torch import save_file
 
 from simzoo.core.hub import file_sha256, local_path, write_manifest
+from simzoo.core.settings import plain
 from simzoo.models.parts.backbone import Encoder, packaged, resolve_backbone
 from simzoo.models.parts.weights import Bounded, read_weights
 from simzoo.models.similarity import LearnedSimilarity
-from simzoo.models.training import plain
 
 FORMAT = 1
 MOVED = {"mol": "mixture_of_logits"}  # modules that earlier checkpoints know by another name
