@@ -1,0 +1,1 @@
+"""What evaluate.py offers: one file a command, imported when it is called."""

@@ -1,0 +1,49 @@
+"""``evaluate.py matrix``: exact scores of queries with all items."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from simzoo.core.progress import plan
+from simzoo.datamodules.lists import RetrievalData
+from simzoo.retrieval.commands.parts import estimated, loaded, single
+from simzoo.retrieval.evaluation import similarity_scorer, split_queries
+from simzoo.retrieval.storage.score_matrix import build_matrix
+
+
+def matrix(
+    checkpoint: str,
+    data: RetrievalData,
+    output: Path,
+    queries: int | None = None,
+    seed: int = 0,
+    shards: Path | None = None,
+    bf16: bool = False,
+) -> None:
+    """Scores queries with all items exactly, resumably: the oracle for Top-k-Recall.
+
+    Args:
+        checkpoint: as in ``run``.
+        data: the data; its test split must be one collection.
+        output: file to write, for example out/noun.event.safetensors.
+        queries: a fixed random sample of so many queries; None: all.
+        seed: of the sample.
+        shards: folder of the finished parts; None: beside the output.
+        bf16: compute the transformers in bfloat16: for hardware that has it.
+    """
+    collection = single(data)
+    similarity = loaded(checkpoint, bf16)
+    rows, _ = split_queries(collection, queries, seed)
+    calls = len(rows) * len(collection.items)
+    plan(
+        "plan",
+        {
+            "scores": f"{len(rows):,} queries x {len(collection.items):,} items = {calls:,} pairs",
+            "file": f"{4 * calls / 1e6:.1f} MB",
+            **estimated(similarity, collection, calls),
+        },
+    )
+    scorer = similarity_scorer(similarity, collection)
+    folder = shards or output.with_suffix(".shards")
+    build_matrix(scorer, collection, rows, f"{similarity.weights_sha256}{' in bfloat16' * bf16}", folder).save(output)
+    print(f"written: {output}")

@@ -1,0 +1,92 @@
+"""What the commands share: the collection, the similarity, its scorer, and what a search will cost."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from simzoo.core.progress import plan
+from simzoo.core.records import Collection, DataError
+from simzoo.datamodules.lists import RetrievalData
+from simzoo.models.formats import load
+from simzoo.models.similarity import LearnedSimilarity, fastest_device
+from simzoo.retrieval.evaluation import similarity_scorer
+from simzoo.retrieval.scorer import Scorer
+from simzoo.retrieval.searcher import Searcher
+from simzoo.retrieval.storage.encoding import encode_items, encode_queries
+
+
+def loaded(checkpoint: str, bf16: bool) -> LearnedSimilarity:
+    """The checkpoint, on the fastest device."""
+    return load(checkpoint, fastest_device(), getattr(torch, dtype_of(bf16)))
+
+
+def dtype_of(bf16: bool) -> str:
+    """What the transformers compute in."""
+    return "bfloat16" if bf16 else "float32"
+
+
+def single(data: RetrievalData) -> Collection:
+    """The one collection of the test split.
+
+    Raises:
+        DataError: there are several.
+    """
+    collections = data.collections("test")
+    if len(collections) != 1:
+        names = ", ".join(collection.name for collection in collections)
+        raise DataError(f"the test split holds {names}; choose one of them, for example with --data.world noun.event")
+    return collections[0]
+
+
+def scorer_of(
+    similarity: LearnedSimilarity | None,
+    searcher: Searcher,
+    collection: Collection,
+    queries: int,
+    store: Path | None,
+    dtype: str,
+) -> Scorer:
+    """The similarity's scorer over the collection, after printing what the search will cost.
+
+    Raises:
+        DataError: there is no similarity, but the searcher needs one.
+    """
+    if similarity is None:
+        if searcher.calls_similarity:
+            raise DataError(f"--search {type(searcher).__name__} needs a similarity: give --checkpoint")
+        return Scorer(lambda *_: np.empty(0), len(collection.queries), len(collection.items))  # never called
+    calls = queries * min(searcher.budget or len(collection.items), len(collection.items))
+    plan(
+        "plan",
+        {
+            "data": f"{collection.name}: {len(collection.items):,} items, {queries:,} queries",
+            "search": f"{type(searcher).__name__}, at most {calls:,} scored pairs besides indexing",
+            **estimated(similarity, collection, calls),
+        },
+    )
+    return similarity_scorer(similarity, collection, store, dtype)
+
+
+def estimated(similarity: LearnedSimilarity, collection: Collection, calls: int) -> dict[str, str]:
+    """Bytes of the representations and time, extrapolated from a few queries and items."""
+    few = min(64, len(collection.items)), min(8, len(collection.queries))
+    start = time.perf_counter()
+    items = encode_items(similarity, collection.items[: few[0]])
+    queries = encode_queries(similarity, collection.queries[: few[1]])
+    scorer = Scorer.from_similarity(similarity, queries, items)
+    encoded = time.perf_counter()
+    scorer.score_lists(np.arange(few[1]), np.tile(np.arange(few[0]), (few[1], 1)))
+    scored = time.perf_counter()
+    if similarity.text is not None:
+        similarity.text.truncated = 0  # these records come again
+    share = (len(collection.items) + len(collection.queries)) / sum(few)
+    seconds = share * (encoded - start) + calls * (scored - encoded) / (few[0] * few[1])
+    return {
+        "representations": f"about {share * scorer.representation_bytes / 1e6:,.1f} MB",
+        "time": f"about {timedelta(seconds=round(seconds))} on this machine",
+    }

@@ -1,0 +1,127 @@
+"""``evaluate.py run``: a checkpoint and a searcher on a collection, to metrics, a TREC run and a report."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from simzoo.core.records import DataError
+from simzoo.datamodules.lists import RetrievalData
+from simzoo.models.similarity import fastest_device
+from simzoo.retrieval.commands.parts import dtype_of, loaded, scorer_of, single
+from simzoo.retrieval.evaluation import evaluate, split_queries
+from simzoo.retrieval.results import run_files
+from simzoo.retrieval.results.metrics import chosen_metrics, recall_curve
+from simzoo.retrieval.results.report import Example, RunReport, write_report
+from simzoo.retrieval.searcher import Searcher, SearchTask
+from simzoo.retrieval.searchers.exact import Exact
+from simzoo.retrieval.storage.score_matrix import ScoreMatrix
+
+
+def run(
+    data: RetrievalData,
+    output: Path,
+    checkpoint: str | None = None,
+    search: Searcher | None = None,
+    queries: int | None = None,
+    k: int | None = None,
+    metrics: list[str] | None = None,
+    exact: Path | None = None,
+    seed: int = 0,
+    bf16: bool = False,
+    store: Path | None = None,
+) -> None:
+    """Evaluates a checkpoint with a searcher on a collection.
+
+    Args:
+        data: the data; its test split must be one collection.
+        output: folder for metrics.json, run.trec, per_query.jsonl and report.html.
+        checkpoint: a checkpoint of any known layout: folder, file, archive, or org/name@revision. None: no similarity,
+            for ``--search Retrieve``, which ranks by its first stage alone.
+        search: the searcher; Exact if none is given.
+        queries: evaluate a fixed random sample of so many queries; the others may serve as anchors. None: all.
+        k: results a query. None: 100, or as many as the budget or the collection has.
+        metrics: names as ir-measures has them. None: nDCG@10, RR@10, R@1, R@10, R@64 and R@100, as deep as there are
+            results.
+        exact: exact scores made by ``evaluate.py matrix``: adds Top-k-Recall, and the queries are those of the matrix.
+        seed: of the sample of queries.
+        bf16: compute the transformers in bfloat16: for hardware that has it.
+        store: folder that keeps the items' representations, so that they are encoded once and a killed run goes on.
+    """
+    searcher = search or Exact()
+    collection = single(data)
+    known = None if exact is None else ScoreMatrix.load(exact)
+    most = min(len(collection.items), searcher.budget or len(collection.items))
+    if k is not None and not 1 <= k <= most:
+        raise DataError(f"--k {k}: with these items and this budget there are between 1 and {most} results")
+    k = k or min(100, most)
+    names = chosen_metrics(metrics, k, len(collection.items))
+    rows, anchors = split_queries(collection, queries, seed)
+    if known is not None:
+        rows = known.of(collection)
+        anchors = np.setdiff1d(np.arange(len(collection.queries)), rows)
+    start = time.perf_counter()
+    similarity = None if checkpoint is None else loaded(checkpoint, bf16)
+    scorer = scorer_of(similarity, searcher, collection, len(rows), store, dtype_of(bf16))
+    encoding = time.perf_counter() - start
+    task = SearchTask(collection, scorer, rows, anchors)
+    result = evaluate(task, searcher, k, names, None if known is None else known.scores)
+    described = {
+        "checkpoint": {"name": checkpoint, "sha256": similarity and similarity.weights_sha256},
+        "data": {"name": collection.name, "fingerprint": collection.fingerprint, "notes": dict(collection.notes)},
+        "searcher": {"name": type(searcher).__name__, **settings(searcher)},
+        "queries": len(rows),
+        "truncated": similarity.text.truncated if similarity and similarity.text else 0,
+        "k": k,
+        "seed": seed,
+        **result.summary,
+        "index_seconds": {"tokens and representations": encoding, **result.summary["index_seconds"]},
+        "command": shlex.join(["python", *sys.argv]),
+        "commit": run_files.commit(),
+        "versions": run_files.versions(),
+        "threads": torch.get_num_threads(),
+        "device": fastest_device(),
+        "bf16": bf16,
+    }
+    ids = [collection.queries[row].id for row in task.query_rows]
+    run_files.write_trec(output, collection, task.query_rows, result.ranking, type(searcher).__name__)
+    run_files.write_per_query(output, ids, {name: column.tolist() for name, column in result.values.items()})
+    run_files.write_metrics(output, described)
+    examples = [Example.of(collection, task.query_rows, result.ranking, place) for place in range(min(5, len(rows)))]
+    curves = {} if known is None else {type(searcher).__name__: recall_curve(result.ranking.items, known.scores)}
+    write_report(output / "report.html", [RunReport(output.name, described)], curves, examples, "results looked at")
+    show(described)
+    if described["truncated"]:
+        print(f"{described['truncated']:,} texts were longer than the model takes, and truncated")
+    print(f"written: {output / 'report.html'}")
+
+
+def settings(searcher: Searcher) -> dict[str, Any]:
+    """The searcher's plain settings and the names of its parts."""
+    return {
+        name: value if isinstance(value, (int, float, str, bool, type(None))) else type(value).__name__
+        for name, value in vars(searcher).items()
+        if name not in ("task", "index_seconds", "index_calls")
+        and not name.startswith("_")
+        and (
+            isinstance(value, (int, float, str, bool, type(None)))
+            or hasattr(value, "search")
+            or hasattr(value, "alpha")
+        )
+    }
+
+
+def show(described: dict[str, Any]) -> None:
+    """Prints the means with their intervals."""
+    table = Table("metric", "mean", "95 % interval")
+    for name, value in {**described["metrics"], **described["cost"]}.items():
+        table.add_row(name, f"{value['mean']:.4f}", f"{value['low']:.4f} to {value['high']:.4f}")
+    Console().print(table)

@@ -1,0 +1,59 @@
+"""``evaluate.py search``: one query answered."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from simzoo.core.records import Collection, DataError, Query
+from simzoo.datamodules.lists import RetrievalData
+from simzoo.retrieval.commands.parts import loaded, single
+from simzoo.retrieval.evaluation import similarity_scorer
+from simzoo.retrieval.searcher import Searcher, SearchTask
+from simzoo.retrieval.searchers.exact import Exact
+
+
+def search(
+    checkpoint: str,
+    data: RetrievalData,
+    query: str,
+    search: Searcher | None = None,
+    k: int = 10,
+    mention: str = "",
+    bf16: bool = False,
+) -> None:
+    """Answers one query: the ranked items, calls and milliseconds.
+
+    Args:
+        checkpoint: a checkpoint of any known layout: folder, file, archive, or org/name@revision.
+        data: the data; its test split must be one collection.
+        query: the query's text.
+        search: the searcher; Exact if none is given.
+        k: results.
+        mention: the words of the query that are the mention, if the model marks one.
+        bf16: compute the transformers in bfloat16: for hardware that has it.
+    """
+    start = query.find(mention) if mention else -1
+    if mention and start < 0:
+        raise DataError(f"the mention {mention!r} does not stand in the query {query!r}")
+    asked = Query("asked", query, (start, start + len(mention)) if mention else None)
+    found = single(data)
+    collection = Collection(
+        found.name, found.items, [asked, *found.queries], [{}, *found.judgements], found.aliases, found.notes
+    )
+    searcher = search or Exact()
+    scorer = similarity_scorer(loaded(checkpoint, bf16), collection)
+    task = SearchTask(collection, scorer, np.array([0]), np.arange(1, len(collection.queries)))
+    searcher.index(task)
+    began = time.perf_counter()
+    ranking = searcher.search(task.query_rows, min(k, len(collection.items)))
+    spent = 1000 * (time.perf_counter() - began)
+    table = Table("", "score", "id", "item", title=query, title_justify="left")
+    for place, (row, score) in enumerate(zip(ranking.items[0], ranking.scores[0], strict=True), start=1):
+        item = collection.items[row]
+        table.add_row(str(place), f"{score:.3f}", item.id, f"{item.title}: {item.text}" if item.title else item.text)
+    Console().print(table)
+    print(f"{ranking.calls[0]} calls, {spent:.1f} ms")

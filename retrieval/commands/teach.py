@@ -1,0 +1,44 @@
+"""``evaluate.py teach``: a teacher's scores, as files to train on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from simzoo.core.progress import plan
+from simzoo.datamodules.lists import RetrievalData, Split
+from simzoo.retrieval.commands.parts import loaded
+from simzoo.retrieval.first_stages.first_stage import BM25, FirstStage
+from simzoo.retrieval.teaching import write_lessons
+
+
+def teach(
+    checkpoint: str,
+    data: RetrievalData,
+    output: Path,
+    first_stage: FirstStage | None = None,
+    split: Split = "train",
+    top: int = 16,
+    random: int = 4,
+    seed: int = 0,
+    bf16: bool = False,
+) -> None:
+    """Writes what a checkpoint thinks of retrieved and random items, for training others on it (`Distillation`).
+
+    Args:
+        checkpoint: the teacher; as in ``run``.
+        data: the data; every collection of the split is written.
+        output: folder for one file a block of queries; a killed run goes on where it was.
+        first_stage: what retrieves; BM25 if none is given.
+        split: train, dev or test.
+        top: items from the top of the first stage, relevant ones not counted.
+        random: items drawn from the others.
+        seed: of the draws.
+        bf16: compute the transformers in bfloat16: for hardware that has it.
+    """
+    similarity = loaded(checkpoint, bf16)
+    collections = data.collections(split)
+    queries = sum(len(collection.queries) for collection in collections)
+    plan("plan", {"scores": f"{queries:,} queries, about {queries * (1 + top + random):,} pairs"})
+    for collection in collections:
+        write_lessons(similarity, collection, first_stage or BM25(), output, top, random, seed)
+    print(f"written: {output}")
