@@ -17,6 +17,26 @@ class DataError(ValueError):
         super().__init__(where + message)
 
 
+def has_surrogate(text: str) -> bool:
+    """Whether a text holds half of a character (a lone surrogate), which no file and no tokenizer can take."""
+    if text.isascii():
+        return False
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
+def _check_text(kind: str, name: str, *texts: str) -> None:
+    for text in (name, *texts):
+        if has_surrogate(text):
+            raise DataError(
+                f"{kind} {name!a} holds half of a character (a lone surrogate): {text!a:.80}; it was cut inside a "
+                "character, or read with the wrong encoding"
+            )
+
+
 @dataclass(frozen=True, slots=True)
 class Query:
     """A query; ``mention`` is the character span [start, end) of the mention inside ``text``, if it has one.
@@ -30,6 +50,7 @@ class Query:
     alias: str | None = None
 
     def __post_init__(self) -> None:
+        _check_text("query", self.id, self.text)
         if not self.text.strip():
             raise DataError(f"query {self.id!r} is empty; give it a text or remove it")
         if self.mention is not None:
@@ -77,6 +98,9 @@ class Item:
     text: str
     title: str = ""
 
+    def __post_init__(self) -> None:
+        _check_text("item", self.id, self.text, self.title)
+
 
 @dataclass(frozen=True)
 class Collection:
@@ -87,6 +111,8 @@ class Collection:
     ``notes`` counts what a reader dropped, kept or repaired, by reason.
     ``candidates[i]`` are the rows of the items that the data itself offers for query ``queries[i]``, best first where
     it has an order; empty where it offers none.
+    ``own`` maps the row of a query that is an item itself to the row of that item, which is no result for it.
+    ``anchors`` are other queries over the same items: an index may learn from them, and they are not evaluated.
     """
 
     name: str
@@ -96,6 +122,8 @@ class Collection:
     aliases: Mapping[str, Sequence[int]] = field(default_factory=dict)
     notes: Mapping[str, int] = field(default_factory=dict)
     candidates: Sequence[Sequence[int]] = ()
+    own: Mapping[int, int] = field(default_factory=dict)
+    anchors: Sequence[Query] = ()
 
     def __post_init__(self) -> None:
         if not self.items:
@@ -108,7 +136,7 @@ class Collection:
             raise DataError(
                 f"collection {self.name!r} has {len(self.queries)} queries but {len(self.candidates)} candidate lists"
             )
-        for kind, records in (("item", self.items), ("query", self.queries)):
+        for kind, records in (("item", self.items), ("query", [*self.queries, *self.anchors])):
             seen: set[str] = set()
             for record in records:
                 if record.id in seen:
@@ -118,18 +146,25 @@ class Collection:
             for row in judged:
                 if not 0 <= row < len(self.items):
                     raise DataError(f"collection {self.name!r}: query {query.id!r} judges unknown item row {row}")
+        if any(not (0 <= q < len(self.queries) and 0 <= i < len(self.items)) for q, i in self.own.items()):
+            raise DataError(f"collection {self.name!r}: own names an unknown query or item row")
 
     def relevant(self, query_row: int) -> list[int]:
         """Rows of the items judged relevant (grade > 0) for a query."""
         return [row for row, grade in self.judgements[query_row].items() if grade > 0]
 
     def seen(self, query_row: int) -> list[int]:
-        """Rows of the items that a history holds already: no results, but for the relevant one if it is repeated."""
+        """Rows of the items that are no results for a query.
+
+        They are the item that the query itself is (``own``), and those that a history holds already, but for the
+        relevant one if it is repeated.
+        """
         query = self.queries[query_row]
+        own = {self.own[query_row]} if query_row in self.own else set()
         if not isinstance(query, History):
-            return []
+            return sorted(own)
         known = {self.rows[name] for name in query.items if name in self.rows}
-        return sorted(known - set(self.relevant(query_row)))
+        return sorted(own | (known - set(self.relevant(query_row))))
 
     @cached_property
     def rows(self) -> Mapping[str, int]:
@@ -150,6 +185,7 @@ class Collection:
             queries=[self.queries[i] for i in rows],
             judgements=[self.judgements[i] for i in rows],
             candidates=[self.candidates[i] for i in rows] if self.candidates else (),
+            own={place: self.own[i] for place, i in enumerate(rows) if i in self.own},
         )
 
     @cached_property
@@ -164,6 +200,10 @@ class Collection:
                 digest.update(f"h\0{query.items}\0{query.times}\n".encode())
         for listed in self.candidates:
             digest.update(f"c\0{list(listed)}\n".encode())
+        for pair in sorted(self.own.items()):
+            digest.update(f"o\0{pair}\n".encode())
+        for anchor in self.anchors:
+            digest.update(f"a\0{anchor.id}\0{anchor.text}\0{anchor.mention}\n".encode())
         return digest.hexdigest()
 
 

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from simzoo.core.progress import progress
 from simzoo.core.records import Collection
-from simzoo.datamodules.readers.beir import own_items
 from simzoo.models.similarity import LearnedSimilarity
 from simzoo.retrieval.results.metrics import accuracy, interval, ir_metrics, retrieved, topk_recall
 from simzoo.retrieval.scorer import Rows, Scorer, Scores
@@ -80,8 +79,8 @@ def evaluate(
 ) -> Evaluation:
     """Indexes, searches every evaluated query and measures.
 
-    A query that is an item itself (ArguAna, Quora) is not given itself as a result, nor a user what the user's history
-    holds: the searcher is asked for so many more, and they are taken out of its ranking.
+    A query is not given an item that it is itself, nor a user what the user's history holds (`Collection.seen`): the
+    searcher is asked for so many more, and they are taken out of its ranking.
 
     Args:
         task: what to search.
@@ -130,9 +129,7 @@ def evaluate(
 
 def _banned(task: SearchTask) -> list[Rows]:
     """For each of the B evaluated queries the rows of the items that are no results of it."""
-    own, collection = own_items(task.collection), task.collection
-    rows = task.query_rows.tolist()
-    return [np.array([*collection.seen(row), *([own[row]] if row in own else [])], dtype=np.int64) for row in rows]
+    return [np.array(task.collection.seen(row), dtype=np.int64) for row in task.query_rows.tolist()]
 
 
 def _without(banned: Sequence[Rows], items: Rows, scores: Scores) -> tuple[Rows, Scores]:
