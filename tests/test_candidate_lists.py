@@ -12,7 +12,14 @@ import pytest
 from simzoo.core.records import Collection, DataError, Item, Query
 from simzoo.datamodules.readers.dstc7 import ADDED, load_dstc7
 from simzoo.datamodules.readers.json_lines import read_json_array
-from simzoo.datamodules.readers.msmarco import NO_CANDIDATES, NO_JUDGEMENT, load_msmarco
+from simzoo.datamodules.readers.msmarco import (
+    NO_CANDIDATES,
+    NO_JUDGEMENT,
+    NOT_ASKED,
+    REPEATED_CANDIDATE,
+    REPEATED_JUDGEMENT,
+    load_msmarco,
+)
 from simzoo.retrieval.first_stages.first_stage import Given
 from simzoo.retrieval.mining import mine
 from tests.layouts import dialogue, write_dstc7, write_msmarco
@@ -58,12 +65,22 @@ def test_msmarco_counts_what_it_leaves_out(msmarco: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "line", "message"),
     [
-        ("collection.tsv", "21\n", r"collection\.tsv:21: expected 2 columns"),
+        ("collection.tsv", "21\n", r"collection\.tsv:21: expected an id and a text, 2 columns"),
+        ("collection.tsv", "21 text\n", r"collection\.tsv:21: expected an id and a text, 2 columns"),
         ("collection.tsv", "3\tagain\n", r"collection\.tsv:21: passage '3' appears more than once"),
-        ("qrels.train.tsv", "q1\t0\t1\tyes\n", r"qrels\.train\.tsv:5: expected a whole-number grade, got 'yes'"),
-        ("qrels.train.tsv", "q1\t0\t77\t1\n", r"such as '77', are not there"),
-        ("run.train.tsv", "q1\t3\tfirst\n", r"run\.train\.tsv:21: expected a line of MS MARCO's run"),
-        ("run.train.tsv", "q1\n", r"run\.train\.tsv:21: expected a line of MS MARCO's run"),
+        ("queries.train.tsv", "q1\tagain\n", r"queries\.train\.tsv:5: query 'q1' appears more than once"),
+        ("queries.train.tsv", "q9\t \n", r"queries\.train\.tsv:5: query 'q9' is empty"),
+        ("qrels.train.tsv", "q1\t0\t1\tyes\n", r"qrels\.train\.tsv:5: expected a whole-number grade .* got 'yes'"),
+        ("qrels.train.tsv", f"q1\t0\t3\t{10**40}\n", r"qrels\.train\.tsv:5: .* of at most 32 bits, got '1000"),
+        ("qrels.train.tsv", "q1\t0\t1\t0\n", r"qrels\.train\.tsv:5: passage '1' has grade 0 .* had 1 before"),
+        ("qrels.train.tsv", "q1\t0\t77\t1\n", r"qrels\.train\.tsv:5: passage '77' is not in collection"),
+        ("run.train.tsv", "q1\t77\t6\n", r"run\.train\.tsv:21: passage '77' is not in collection"),
+        ("run.train.tsv", "q1\t3\tfirst\n", r"run\.train\.tsv:21: expected lines of MS MARCO's run"),
+        ("run.train.tsv", "q1\n", r"run\.train\.tsv:21: expected lines of MS MARCO's run"),
+        ("run.train.tsv", "q1 Q0 9 6 0.5 tag\n", r"run\.train\.tsv:21: .* all of one kind"),
+        ("run.train.tsv", "q1\t1\t6\n", r"run\.train\.tsv:21: passage '1' is a candidate of query 'q1' already"),
+        ("run.train.tsv", "q1\t9\t5\n", r"run\.train\.tsv:21: passages '5' and '9' both have rank 5 for query 'q1'"),
+        ("run.train.tsv", "q7\t1\t1\n", r"run\.train\.tsv:21: candidates of query 'q7', which is not in queries"),
     ],
 )
 def test_msmarcos_bad_lines_are_named(msmarco: Path, name: str, line: str, message: str) -> None:
@@ -72,6 +89,43 @@ def test_msmarcos_bad_lines_are_named(msmarco: Path, name: str, line: str, messa
         file.write(line)
     with pytest.raises(DataError, match=message):
         load_msmarco(msmarco, "train", msmarco / "run.train.tsv")
+
+
+@pytest.mark.parametrize("depth", [0, -1])
+def test_msmarcos_depth(msmarco: Path, depth: int) -> None:
+    """With 0 every list is empty, with -1 each lacks its last candidate."""
+    with pytest.raises(DataError, match=f"at least 1; got {depth}"):
+        load_msmarco(msmarco, "train", msmarco / "run.train.tsv", depth)
+
+
+def test_msmarco_with_a_byte_order_mark(msmarco: Path) -> None:
+    """The first query, passage, judgement and candidate have it in their ids, and are lost."""
+    for name in ("run.train.tsv", "top1000.dev.tsv"):
+        split = name.split(".")[1]
+        expected = load_msmarco(msmarco, split, msmarco / name)
+        for file in (name, "collection.tsv", f"queries.{split}.tsv", f"qrels.{split}.tsv"):
+            (msmarco / file).write_bytes(b"\xef\xbb\xbf" + (msmarco / file).read_bytes())
+        assert load_msmarco(msmarco, split, msmarco / name) == expected
+
+
+def test_a_carriage_return_inside_a_passage(msmarco: Path) -> None:
+    """It is no end of a line: what follows would be cut off, or taken for another passage."""
+    path = msmarco / "collection.tsv"
+    path.write_bytes(path.read_bytes().replace(b"0\t", b"0\tone\rtwo\x0b\xc2\x85three \r", 1).replace(b"\n", b"\r\n"))
+    read = load_msmarco(msmarco, "train", msmarco / "run.train.tsv")
+    assert read.items[0].text.startswith("one\rtwo\x0b\x85three \r") and len(read.items) == 8
+    assert not any(item.text.endswith("\r") for item in read.items)
+
+
+def test_what_msmarco_has_twice_is_counted(msmarco: Path) -> None:
+    """A candidate twice in a list takes the place of another, and a judgement counts double."""
+    expected = load_msmarco(msmarco, "train", msmarco / "run.train.tsv")
+    for name, line in (("run.train.tsv", "q1\t1\t1\n"), ("qrels.train.tsv", "q1 0 1 1\nq9 0 1 1\n")):
+        with (msmarco / name).open("a") as file:
+            file.write(line)
+    read = load_msmarco(msmarco, "train", msmarco / "run.train.tsv")
+    assert read.fingerprint == expected.fingerprint
+    assert read.notes == {REPEATED_CANDIDATE: 1, REPEATED_JUDGEMENT: 1, NOT_ASKED: 1}
 
 
 def test_dstc7(tmp_path: Path) -> None:

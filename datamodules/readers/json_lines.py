@@ -151,7 +151,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
 
 def _decoded(raw: bytes, path: Path, number: int) -> str:
     try:
-        return raw.decode("utf-8").removeprefix("\ufeff")
+        return raw.decode("utf-8").lstrip("\ufeff")
     except UnicodeDecodeError as error:
         hint = "is it UTF-16? " if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else ""
         raise DataError(
