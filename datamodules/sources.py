@@ -205,4 +205,4 @@ class DSTC7(RetrievalData):
     def read(self, split: Split) -> list[Collection]:
         """The dialogues of a split."""
         answers = self.root / self.answers if split == "test" and self.answers is not None else None
-        return [load_dstc7(self.root / self.files[split], answers, self.words)]
+        return [load_dstc7(self.root / self.files[split], answers, self.words, add_answer=split == "train")]

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from simzoo.core.records import Collection, DataError, Item, Query
-from simzoo.datamodules.readers.dstc7 import ADDED, load_dstc7
+from simzoo.datamodules.readers import dstc7
+from simzoo.datamodules.readers.dstc7 import ADDED, MISSED, load_dstc7
 from simzoo.datamodules.readers.json_lines import read_json_array
 from simzoo.datamodules.readers.msmarco import (
     NO_CANDIDATES,
@@ -20,6 +21,7 @@ from simzoo.datamodules.readers.msmarco import (
     REPEATED_JUDGEMENT,
     load_msmarco,
 )
+from simzoo.datamodules.sources import DSTC7
 from simzoo.retrieval.first_stages.first_stage import Given
 from simzoo.retrieval.mining import mine
 from tests.layouts import dialogue, write_dstc7, write_msmarco
@@ -148,9 +150,36 @@ def test_dstc7s_answer_outside_the_options(tmp_path: Path) -> None:
     """It is added and counted: otherwise no model could answer, and no figure would say so."""
     found = dialogue(0, 3) | {"options-for-correct-answers": [{"candidate-id": "none", "utterance": "none of them"}]}
     (tmp_path / "a.json").write_text(json.dumps([found]))
-    read = load_dstc7(tmp_path / "a.json")
+    read = load_dstc7(tmp_path / "a.json", add_answer=True)
     assert [read.items[row].id for row in read.candidates[0]] == ["c0-0", "c0-1", "c0-2", "none"]
     assert read.notes == {ADDED: 1}
+
+
+def test_dstc7s_test_lists_stay_as_they_were_published(tmp_path: Path) -> None:
+    """With the answer put into its list a system finds what it never could."""
+    write_dstc7(tmp_path, dialogues=2, options=3)
+    found = dialogue(0, 3) | {"options-for-correct-answers": [{"candidate-id": "none", "utterance": "none of them"}]}
+    for split in ("train", "dev"):
+        (tmp_path / f"ubuntu_{split}_subtask_1.json").write_text(json.dumps([found]))
+    data = DSTC7(tmp_path)
+    train, dev = data.collections("train")[0], data.collections("dev")[0]
+    assert (len(train.candidates[0]), train.notes) == (4, {ADDED: 1})
+    assert (len(dev.candidates[0]), dev.notes) == (3, {MISSED: 1})
+    assert [dev.items[row].id for row in dev.relevant(0)] == ["none"]
+
+
+def test_what_dstc7_has_twice_is_counted(tmp_path: Path) -> None:
+    """An option that stands twice in a list has two places, one of which another option should have."""
+    write_dstc7(tmp_path, dialogues=2, options=3)
+    path, answers = tmp_path / "ubuntu_test_subtask_1.json", tmp_path / "ubuntu_responses_subtask_1.tsv"
+    expected = load_dstc7(path, answers)
+    dialogues = json.loads(path.read_text())
+    dialogues[1]["options-for-next"].insert(1, dialogues[1]["options-for-next"][0])
+    path.write_text(json.dumps(dialogues))
+    answers.write_text(answers.read_text() * 2 + "77\tc0-0\n")
+    read = load_dstc7(path, answers)
+    assert read.fingerprint == expected.fingerprint
+    assert read.notes == {dstc7.REPEATED: 1, dstc7.REPEATED_ANSWER: 2, dstc7.NOT_ASKED: 1}
 
 
 BAD: list[tuple[Callable[[str], str], str]] = [
@@ -158,6 +187,16 @@ BAD: list[tuple[Callable[[str], str], str]] = [
     (lambda text: text[: len(text) // 2], r"a\.json:\d+: broken JSON"),
     (lambda text: "{}", r"a\.json:1: expected a JSON array, got '{}'"),
     (lambda text: text.replace("[", "[\n\n 7,", 1), r"a\.json:3: expected a JSON object, got '7'"),
+    (lambda text: text + " []", r"a\.json:\d+: expected nothing behind the array, got '\[\]'"),
+    (lambda text: text[:-1].rstrip() + ", ]", r"a\.json:\d+: broken JSON: expected ',' and an object, or '\]'"),
+    (lambda text: text.replace('"example-id": 1', '"example-id": 0'), r"a\.json:\d+: example-id '0' appears more"),
+    (
+        lambda text: text.replace('"example-id": 1', '"example-id": 1, "example-id": 2'),
+        r"the key 'example-id' is there",
+    ),
+    (lambda text: text.replace("how do I find", "\\ud800"), r"a\.json:2: .* half of a character"),
+    (lambda text: text.replace("[", "[" * 100_000, 1), r"a\.json:1: JSON that is nested too deeply"),
+    (lambda text: text.replace(": 0", ": " + "9" * 5000, 1), r"a\.json:2: JSON that cannot be used: .*digits"),
     (lambda text: text.replace('"c1-0"', '"c0-1"', 1), r"candidate-id 'c0-1' appears with another utterance"),
 ]
 
