@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from simzoo.core.records import Collection, DataError
+from simzoo.datamodules.readers import notes as reader_notes
 from simzoo.datamodules.readers import wordnet, wordnet_files
 from simzoo.datamodules.readers.wordnet import NOT_FOUND, REPAIRED, REPEATED, SHARED, WORLDS, load_wordnet
 from simzoo.datamodules.readers.wordnet_files import FILES, PARTS, fetch_wordnet, find_wordnet
@@ -138,8 +139,20 @@ def test_some_worlds_are_read_as_all_are(folder: Path) -> None:
         assert alone == {name: everything[name]}
     with pytest.raises(DataError, match=r"unknown WordNet world noun\.boats"):
         load_wordnet(folder, only=["noun.boats"])
+    with pytest.raises(DataError, match=r"an empty list of worlds; name at least one of adj\.all, "):
+        load_wordnet(folder, only=[])
     with pytest.raises(DataError, match=r"has no synset of world noun\.food"):
         load_wordnet(folder, only=["noun.food"])
+
+
+def test_dropped_examples_are_told(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Whoever counts the queries must not look for what is missing."""
+    reader_notes._said.clear()
+    load_wordnet(folder)
+    assert capfd.readouterr().err.splitlines() == [
+        f"WordNet: {NOT_FOUND}: 2 ('n-00000100.2', 'v-00000100.2')",
+        f"WordNet: {REPEATED}: 1 ('n-00000400.2')",
+    ]
 
 
 @pytest.mark.parametrize(

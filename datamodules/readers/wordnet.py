@@ -15,6 +15,7 @@ from pathlib import Path
 
 from simzoo.core.records import Collection, DataError, Item, Query
 from simzoo.datamodules.readers.json_lines import numbered_lines
+from simzoo.datamodules.readers.notes import Notes
 from simzoo.datamodules.readers.wordnet_files import (
     HOW_TO_GET,
     PARTS,
@@ -67,6 +68,11 @@ class _World:
     judgements: list[Mapping[int, int]] = field(default_factory=list)
     aliases: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
     notes: Counter[str] = field(default_factory=Counter)
+    dropped: Notes = field(default_factory=Notes)
+
+    def drop(self, reason: str, example: str) -> None:
+        self.notes[reason] += 1
+        self.dropped.drop(reason, example)
 
 
 def load_wordnet(folder: Path, titles: bool = True, only: Sequence[str] | None = None) -> dict[str, Collection]:
@@ -87,9 +93,12 @@ def load_wordnet(folder: Path, titles: bool = True, only: Sequence[str] | None =
             not a lexicographer file or has no synsets in the folder.
     """
     wanted = WORLDS if only is None else only
+    if not wanted:
+        raise DataError(f"an empty list of worlds; name at least one of {', '.join(WORLDS)}")
     if unknown := sorted(set(wanted) - set(WORLDS)):
         raise DataError(f"unknown WordNet world {', '.join(unknown)}; choose from {', '.join(WORLDS)}")
-    worlds = {name: _World() for name in WORLDS if name in wanted}
+    dropped = Notes()  # of all worlds together: a line for each of them would be read by nobody
+    worlds = {name: _World(dropped=dropped) for name in WORLDS if name in wanted}
     parts = [part for part in PARTS if any(name.startswith(part) for name in worlds)]
     finder = MentionFinder({_POS[part]: _read_exceptions(folder / f"{part}.exc") for part in parts})
     for part in parts:
@@ -105,6 +114,7 @@ def load_wordnet(folder: Path, titles: bool = True, only: Sequence[str] | None =
             raise DataError(f"has no synset of world {name}; {HOW_TO_GET}", folder)
     if not collections:
         raise DataError(f"has no synsets; {HOW_TO_GET}", folder)
+    dropped.told("WordNet")
     return collections
 
 
@@ -154,13 +164,13 @@ def _add_synset(world: _World, synset: Item, lemmas: Sequence[str], finder: Ment
         world.notes[REPAIRED] += 1
     for number, example in enumerate(gloss.examples, start=1):
         if example in gloss.examples[: number - 1]:
-            world.notes[REPEATED] += 1
+            world.drop(REPEATED, f"{synset.id}.{number}")
         elif found := finder.find(example, lemmas, pos):
             span, lemma = found
             world.queries.append(Query(f"{synset.id}.{number}", example, span, f"{lemma}#{pos}"))
             world.judgements.append({row: 1})
         else:
-            world.notes[NOT_FOUND] += 1
+            world.drop(NOT_FOUND, f"{synset.id}.{number}")
 
 
 def _parse_synset(path: Path, number: int, line: str, part: str) -> tuple[str, str, list[str], str]:
