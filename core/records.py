@@ -172,11 +172,20 @@ class Collection:
         return {item.id: row for row, item in enumerate(self.items)}
 
     def sample(self, num_queries: int | None, seed: int = 0) -> Collection:
-        """The same items with a fixed random sample of the queries (all of them for ``None``)."""
+        """The same items with a fixed random sample of the queries (all of them for ``None``).
+
+        Raises:
+            DataError: fewer than one query is asked for.
+        """
+        _check_sample(num_queries)
         if num_queries is None or num_queries >= len(self.queries):
             return self
+        return self.with_queries(self._drawn(num_queries, seed))
+
+    def _drawn(self, num_queries: int, seed: int) -> list[int]:
+        """Rows of a fixed random sample of the queries, which may be empty."""
         key = lambda i: hashlib.sha256(f"{seed}:{self.queries[i].id}".encode()).digest()  # noqa: E731
-        return self.with_queries(sorted(sorted(range(len(self.queries)), key=key)[:num_queries]))
+        return sorted(sorted(range(len(self.queries)), key=key)[:num_queries])
 
     def with_queries(self, rows: Sequence[int]) -> Collection:
         """The same items with the queries at ``rows``, in that order."""
@@ -208,16 +217,31 @@ class Collection:
 
 
 def sample_together(collections: Sequence[Collection], num_queries: int | None, seed: int) -> list[Collection]:
-    """A sample of ``num_queries`` over all collections, each in proportion to its size."""
+    """A sample of ``num_queries`` over all collections, each in proportion to its size.
+
+    Raises:
+        DataError: fewer than one query is asked for.
+    """
+    _check_sample(num_queries)
     total = sum(len(collection.queries) for collection in collections)
     if num_queries is None or num_queries >= total:
         return list(collections)
-    return [c.sample(round(num_queries * len(c.queries) / total), seed) for c in collections]
+    sizes = [round(num_queries * len(collection.queries) / total) for collection in collections]
+    if not any(sizes):  # a few queries of many collections: a share of each is none at all
+        sizes[max(range(len(sizes)), key=lambda i: len(collections[i].queries))] = num_queries
+    return [c.with_queries(c._drawn(size, seed)) for c, size in zip(collections, sizes, strict=True)]
+
+
+def _check_sample(num_queries: int | None) -> None:
+    if num_queries is not None and num_queries < 1:
+        raise DataError(
+            f"a sample of {num_queries} queries was asked for; ask for at least 1, or for null: all of them"
+        )
 
 
 def hide_titles(collection: Collection, share: float, seed: int) -> list[Collection]:
     """The collection with part of its queries, and without titles with the others, a fixed random ``share`` of them."""
-    hidden = collection.sample(round(share * len(collection.queries)), seed)
+    hidden = collection.with_queries(collection._drawn(round(share * len(collection.queries)), seed))
     ids = {query.id for query in hidden.queries}
     rows = [row for row, query in enumerate(collection.queries) if query.id not in ids]
     shown = collection.with_queries(rows)
