@@ -16,6 +16,7 @@ from models.backbone import Encoder
 from models.cross_encoder import CrossEncoder
 from models.dual_encoder import DualEncoder
 from models.pooling import mean_state
+from models.pretrained import unasked
 from models.similarity import LearnedSimilarity
 
 
@@ -41,7 +42,9 @@ def save_sentence_transformer(model: LearnedSimilarity, folder: Path) -> None:
     encoder = _exportable(model)
     width = encoder.width
     _write_transformer(encoder, model, folder)
-    transformer: Any = Transformer(str(folder))
+    kwargs = ("model_kwargs", "processor_kwargs", "config_kwargs")
+    with unasked():
+        transformer: Any = Transformer(str(folder), **{name: {"trust_remote_code": False} for name in kwargs})
     if isinstance(model, DualEncoder):
         modules = [transformer, Pooling(width, model.pooling), *([Normalize()] if model.normalize else [])]
         prompts = {"query": _prompt(model, query=True), "document": _prompt(model, query=False)}
