@@ -85,7 +85,7 @@ def test_saved_in_this_projects_layout(tmp_path: Path) -> None:
     torch.save({"sd": released("gated")[0]}, tmp_path / "pytorch_model.bin")
     found = layout_of(tmp_path)
     assert found is not None and found.name == "CMC"
-    model = simzoo.load(tmp_path)
+    model = load(tmp_path)
     simzoo.save(model, tmp_path / "own")
     again = simzoo.load(tmp_path / "own")
     documents: list[str | Item] = ["the bank of a river", "a small boat", "money"]
