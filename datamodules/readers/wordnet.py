@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -118,6 +118,32 @@ def load_wordnet(folder: Path, titles: bool = True, only: Sequence[str] | None =
     return collections
 
 
+def load_synsets(folder: Path, wanted: Container[str], titles: bool = True) -> list[Item]:
+    """Read some synsets of all worlds, as `load_wordnet` would give them, in the order of the files.
+
+    Args:
+        folder: A complete folder, as ``find_wordnet`` returns it.
+        wanted: Their ids: part of speech (n, v, a, r), "-" and the offset in the data file.
+        titles: Whether they are titled with their lemmas.
+
+    Raises:
+        DataError: a line is malformed (with file and line).
+    """
+    items = []
+    for part in PARTS:
+        path = folder / f"data.{part}"
+        for number, line in _lines(path):
+            name = f"{_POS[part]}-{line[:8]}"
+            if name in wanted:
+                _, _, lemmas, gloss = _parse_synset(path, number, line, part)
+                items.append(Item(name, split_gloss(gloss).definition, _title(lemmas) if titles else ""))
+    return items
+
+
+def _title(lemmas: Sequence[str]) -> str:
+    return ", ".join(lemma.replace("_", " ") for lemma in lemmas)
+
+
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
     """Numbered lines without the licence header."""
     if not path.is_file():
@@ -149,7 +175,7 @@ def _read_data(
         world = worlds.get(name)
         places[offset] = (name, -1 if world is None else len(world.items))
         if world is not None:
-            title = ", ".join(lemma.replace("_", " ") for lemma in lemmas) if titles else ""
+            title = _title(lemmas) if titles else ""
             keys = list(dict.fromkeys(lemma.lower() for lemma in lemmas))
             _add_synset(world, Item(f"{_POS[part]}-{offset}", gloss, title), keys, finder)
     return places
