@@ -8,12 +8,16 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
+LONGEST_MESSAGE = 4000
+
 
 class DataError(ValueError):
     """Input that cannot be used: says what was found, where, what was expected and what to do."""
 
     def __init__(self, message: str, path: str | Path | None = None, line: int | None = None) -> None:
         where = "" if path is None else f"{path}:{line}: " if line is not None else f"{path}: "
+        if len(message) > LONGEST_MESSAGE:  # an id or a value of a broken file may have any length
+            message = f"{message[: LONGEST_MESSAGE // 2]} ... {message[-LONGEST_MESSAGE // 2 :]}"
         super().__init__(where + message)
 
 

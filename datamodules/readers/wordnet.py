@@ -46,6 +46,8 @@ TEST_WORLDS = ("noun.artifact", "noun.person", "verb.communication", "noun.event
 DEV_WORLDS = ("noun.group", "noun.possession", "verb.motion")
 TRAIN_WORLDS = tuple(world for world in WORLDS if world not in TEST_WORLDS + DEV_WORLDS)
 
+LONGEST = 1 << 16  # of a line; WordNet's have less than 16,000 characters
+
 _SYNSET = re.compile(r"\d{8} \d\d [nvasr] [0-9a-f]{2} ")
 _POS = {"noun": "n", "verb": "v", "adj": "a", "adv": "r"}
 _MARKER = re.compile(r"\((?:a|p|ip)\)$")  # where an adjective may stand: galore(ip)
@@ -149,8 +151,10 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
     if not path.is_file():
         raise DataError(f"no such file; {HOW_TO_GET}", path)
     for number, line in numbered_lines(path):
+        if len(line) > LONGEST:
+            raise DataError(f"is longer than {LONGEST:,} characters; {HOW_TO_GET}", path, number)
         if not line.startswith("  "):
-            yield number, line.rstrip("\r\n")
+            yield number, line
 
 
 def _read_exceptions(path: Path) -> Exceptions:
