@@ -39,7 +39,7 @@ imports: $(INSTALLED) ## Check that imports run one way (import-linter)
 pytest: setup ## Run the tests in two processes; PYTEST_ARGS="-k name" passes arguments on
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal $(PYTEST_ARGS)
 
-fuzz: setup ## Harm files at random for two or three minutes and load them
+fuzz: setup ## Harm files at random for some minutes and load them
 	SIMZOO_FUZZ=400 $(BIN)/python -m pytest -q tests/test_fuzz.py tests/test_fuzz_readers.py
 
 zoo: setup ## Evaluate every released checkpoint on every data set at hand; write docs/zoo.md and docs/zoo.html

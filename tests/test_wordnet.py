@@ -167,6 +167,8 @@ def test_dropped_examples_are_told(folder: Path, capfd: pytest.CaptureFixture[st
         ("data.noun", "00000200 06 n", "00000200 77 n", r"data\.noun:4: synset 00000200 has file number 77"),
         ("index.noun", "boat n 2", "boat n two", r"index\.noun:3: expected a lemma"),
         ("index.noun", "boat n 2", "boat n 9", r"index\.noun:3: expected a lemma"),
+        ("index.noun", "boat n 2", "boat n " + "9" * 5000, r"index\.noun:3: expected a lemma"),
+        ("data.noun", "a dish", "x" * 70_000, r"data\.noun:4: is longer than 65,536 characters"),
         (
             "index.noun",
             "0 00000200 00000100",

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from simzoo.core.records import Collection, DataError, Item, Query
-from simzoo.datamodules.readers.json_lines import numbered_lines
+from simzoo.datamodules.readers.json_lines import numbered_lines, whole_number
 from simzoo.datamodules.readers.notes import Notes
 from simzoo.datamodules.readers.wordnet_files import (
     HOW_TO_GET,
@@ -230,7 +230,8 @@ def _read_index(path: Path, part: str, places: Mapping[str, tuple[str, int]], wo
     """Fill the worlds' alias tables in the index's order of senses, the most frequent first."""
     for number, line in _lines(path):
         fields = line.split()
-        if len(fields) < 7 or fields[1] != _POS[part] or not fields[2].isdigit() or int(fields[2]) > len(fields) - 6:
+        count = whole_number(fields[2]) if len(fields) >= 7 else None
+        if count is None or fields[1] != _POS[part] or not 0 < count <= len(fields) - 6:
             raise DataError(
                 f"expected a lemma, {_POS[part]!r}, the number of its synsets, pointers, and the synsets' offsets, "
                 f"got {line[:60]!r}",
@@ -238,7 +239,7 @@ def _read_index(path: Path, part: str, places: Mapping[str, tuple[str, int]], wo
                 number,
             )
         alias = f"{fields[0]}#{_POS[part]}"
-        for offset in fields[len(fields) - int(fields[2]) :]:
+        for offset in fields[len(fields) - count :]:
             if offset not in places:
                 raise DataError(f"lemma {fields[0]!r} names synset {offset}, which data.{part} lacks", path, number)
             name, row = places[offset]
