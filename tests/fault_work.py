@@ -1,0 +1,139 @@
+"""Long work in small, for the tests that kill it: each function does one kind in a folder, and goes on where it was.
+
+What it leaves at last is in ``folder / "done"``, made only when all is.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import huggingface_hub.constants
+import numpy as np
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from safetensors.torch import save_file
+
+from simzoo.core.hub import file_sha256
+from simzoo.core.records import Item
+from simzoo.core.reps import Ragged, Reps
+from simzoo.models.cross_encoder import CrossEncoder
+from simzoo.models.durable import Durable, resolve
+from simzoo.models.formats import load, save
+from simzoo.models.training import Optimization
+from simzoo.retrieval import teaching
+from simzoo.retrieval.first_stages.first_stage import BM25
+from simzoo.retrieval.hub import commands
+from simzoo.retrieval.scorer import Scorer
+from simzoo.retrieval.storage import graph
+from simzoo.retrieval.storage.representations import RepresentationStore
+from simzoo.retrieval.storage.score_matrix import build_matrix
+from simzoo.train import Release
+from tests.test_training import trainer
+from tests.toy import Toy, toy_collection
+
+BLOCK = 8
+PAUSE = 0.01  # seconds of a block: makes room for a kill
+ITEMS = [Item(str(row), "boat") for row in range(200)]
+
+
+def train(name: str) -> None:
+    """Two epochs of twelve steps, kept every second, with the best weights released."""
+    folder = Path(name)
+    model = CrossEncoder.tiny()
+    model.optimization = Optimization(lr=1e-3)
+    kept = folder / "checkpoints"
+    best = ModelCheckpoint(kept, "best", "val/mrr", mode="max", enable_version_counter=False)
+    steps = ModelCheckpoint(kept, "resume", every_n_train_steps=2, enable_version_counter=False)
+    with Durable() as durable:
+        fit = trainer(folder, best, steps, Release(folder / "release"), durable)
+        fit.fit(model, datamodule=Toy(batch_size=4, negatives=3), ckpt_path=resolve(fit, "last"))
+    # Weights of the last step are those of the trainer's last state: the release took the best ones into the model.
+    validated = torch.load(kept / "best.ckpt", weights_only=True)["global_step"]
+    last = torch.load(kept / "resume.ckpt", weights_only=True)
+    folder.joinpath("done").mkdir(exist_ok=True)
+    save_file(last["state_dict"], folder / "done" / "last.safetensors")
+    save_file(load(folder / "release").trained_state(), folder / "done" / "released.safetensors")
+    (folder / "done" / "steps.json").write_text(json.dumps([validated, last["global_step"]]))
+
+
+def store(name: str) -> None:
+    """Representations of 200 items in blocks of 8."""
+
+    def encode(blocks: Sequence[Sequence[Item]]) -> Iterator[Reps]:
+        for block in blocks:
+            time.sleep(PAUSE)
+            numbers = torch.tensor([float(item.id) + 1 for item in block])
+            yield {"vector": numbers[:, None].repeat(1, 64), "ids": Ragged.of([[int(n)] * 3 for n in numbers])}
+
+    reps = RepresentationStore(Path(name) / "store", ITEMS, "m", block=BLOCK).build(encode, "encoding")
+    ids = reps["ids"]
+    assert isinstance(reps["vector"], torch.Tensor) and isinstance(ids, Ragged)
+    _done(Path(name), vector=reps["vector"].numpy(), ids=ids.values.numpy(), offsets=ids.offsets.numpy())
+
+
+def neighbours(name: str) -> None:
+    """A graph over 200 items in blocks of 8."""
+    graph.BLOCK = BLOCK
+    slow, search = graph._block, graph._block
+
+    def pausing(*arguments: object) -> graph.Neighbors:
+        time.sleep(PAUSE)
+        return search(*arguments)  # type: ignore[arg-type]
+
+    graph._block = pausing
+    vectors = np.random.default_rng(0).normal(size=(len(ITEMS), 6)).astype(np.float32)
+    try:
+        found = graph.build_graph(vectors, graph.GraphConfig(5, folder=Path(name) / "graph"))
+    finally:
+        graph._block = slow
+    _done(Path(name), neighbours=np.asarray(found))
+
+
+def matrix(name: str) -> None:
+    """Exact scores of 24 queries with 40 items in shards of two queries."""
+    collection, truth = toy_collection(), np.random.default_rng(1).normal(size=(24, 40)).astype(np.float32)
+
+    def score(queries: np.ndarray, items: np.ndarray) -> np.ndarray:
+        time.sleep(PAUSE)
+        return truth[queries, items]
+
+    scorer, rows = Scorer(score, 24, 40), np.arange(24)
+    made = build_matrix(scorer, collection, rows, "m", Path(name) / "shards", query_block=2, item_block=20)
+    made.save(Path(name) / "matrix.safetensors")
+    _done(Path(name), scores=made.scores)
+
+
+def teach(name: str) -> None:
+    """A teacher's records of 24 queries, two a file."""
+    teaching.BLOCK = 2
+    torch.manual_seed(0)
+    teacher = CrossEncoder.tiny().eval()
+    paths = teaching.write_lessons(teacher, toy_collection(), BM25(), Path(name) / "lessons", 5, 3, 0)
+    _done(Path(name), **{path.stem: np.frombuffer(path.read_bytes(), np.uint8) for path in paths})
+
+
+def pull(name: str) -> None:
+    """A checkpoint from the loopback Hub into a cache, and a copy of it."""
+    huggingface_hub.constants.HF_HUB_CACHE = str(Path(name) / "cache")
+    place = commands.pull("org/tiny-ce", Path(name) / "copy")
+    load(place)
+    files = [path for path in sorted(place.rglob("*")) if path.is_file() and not path.name.startswith(".")]
+    _done(Path(name), **{path.name: np.frombuffer(file_sha256(path).encode(), np.uint8) for path in files})
+
+
+def release(name: str) -> None:
+    """A model, saved over an older release of other weights, many times."""
+    folder = Path(name)
+    for seed in (*range(1, 10), 0):
+        torch.manual_seed(seed)
+        save(CrossEncoder.tiny(), folder / "release")
+    _done(folder, **{key: value.numpy() for key, value in load(folder / "release").trained_state().items()})
+
+
+def _done(folder: Path, **arrays: np.ndarray) -> None:
+    folder.joinpath("done").mkdir(exist_ok=True)
+    for name, array in arrays.items():
+        np.save(folder / "done" / f"{name}.npy", array)
