@@ -6,13 +6,18 @@ What it leaves at last is in ``folder / "done"``, made only when all is.
 from __future__ import annotations
 
 import json
+import os
+import re
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import huggingface_hub.constants
 import numpy as np
 import torch
+from lightning import Callback, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from safetensors.torch import save_file
 
@@ -30,8 +35,9 @@ from simzoo.retrieval.scorer import Scorer
 from simzoo.retrieval.storage import graph
 from simzoo.retrieval.storage.representations import RepresentationStore
 from simzoo.retrieval.storage.score_matrix import build_matrix
-from simzoo.train import Release
-from tests.test_training import trainer
+from simzoo.train import Release, main
+from tests.test_recipes import ROOT, arguments
+from tests.test_training import trainer as make_trainer
 from tests.toy import Toy, toy_collection
 
 BLOCK = 8
@@ -48,7 +54,7 @@ def train(name: str) -> None:
     best = ModelCheckpoint(kept, "best", "val/mrr", mode="max", enable_version_counter=False)
     steps = ModelCheckpoint(kept, "resume", every_n_train_steps=2, enable_version_counter=False)
     with Durable() as durable:
-        fit = trainer(folder, best, steps, Release(folder / "release"), durable)
+        fit = make_trainer(folder, best, steps, Release(folder / "release"), durable)
         fit.fit(model, datamodule=Toy(batch_size=4, negatives=3), ckpt_path=resolve(fit, "last"))
     # Weights of the last step are those of the trainer's last state: the release took the best ones into the model.
     validated = torch.load(kept / "best.ckpt", weights_only=True)["global_step"]
@@ -131,6 +137,40 @@ def release(name: str) -> None:
         torch.manual_seed(seed)
         save(CrossEncoder.tiny(), folder / "release")
     _done(folder, **{key: value.numpy() for key, value in load(folder / "release").trained_state().items()})
+
+
+def signalled(name: str, when: str, number: str, how_often: str) -> None:
+    """A training that sends itself a signal: at a step, as it starts, or as it validates."""
+
+    class Send(Callback):
+        def send(self, place: str) -> None:
+            if place == when:
+                for _ in range(int(how_often)):
+                    os.kill(os.getpid(), int(number))
+
+        def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
+            self.send("start")
+
+        def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+            self.send(str(trainer.global_step))
+
+        def on_validation_start(self, trainer: Trainer, pl_module: Any) -> None:
+            self.send("validation")
+
+    with Durable(["python", "train.py", "fit", "--ckpt_path", "old", "--config=a b.yaml"]) as durable:
+        keep = ModelCheckpoint(Path(name), "resume", every_n_train_steps=5, enable_version_counter=False)
+        fit = make_trainer(Path(name), Send(), keep, durable)
+        fit.fit(CrossEncoder.tiny(), datamodule=Toy(batch_size=4, negatives=3))
+    print("the end")
+
+
+def fit(name: str, epochs: str, *options: str) -> None:
+    """The command line of train.py on a small recipe, kept every step."""
+    recipe = ROOT / "configs" / "ml-100k" / "sasrec.yaml"
+    text = re.sub("every_n_train_steps: .*", "every_n_train_steps: 1", recipe.read_text())
+    args = [*arguments(recipe, Path(name), text), f"--trainer.max_epochs={epochs}", *options]
+    sys.orig_argv[:] = ["python", "train.py", *args]
+    main(args)
 
 
 def _done(folder: Path, **arrays: np.ndarray) -> None:

@@ -83,10 +83,10 @@ class Run:
             self.status = self.forks._ask({"wait": self.pid})
         return self.status
 
-    def kill(self) -> bool:
-        """Kills it; whether it was still at work."""
-        os.kill(self.pid, signal.SIGKILL)
-        return self.wait() == -signal.SIGKILL
+    def end(self, number: int = signal.SIGKILL) -> bool:
+        """Sends it a signal and waits; whether it was still at work."""
+        os.kill(self.pid, number)
+        return self.wait() in (-number, 128 + number)
 
     def words(self) -> str:
         """What it wrote to stdout and stderr."""

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -23,7 +20,6 @@ from simzoo.models.training import Optimization
 from tests.test_training import trainer
 from tests.toy import Toy
 
-ROOT = Path(__file__).parents[1]
 SMALL = {"state_dict": {"weight": torch.arange(50_000.0)}, "loops": {}}
 
 
@@ -138,12 +134,6 @@ def test_addresses_are_refused(path: str) -> None:
             use(path)
 
 
-def student() -> CrossEncoder:
-    model = CrossEncoder.tiny()
-    model.optimization = Optimization(lr=1e-3)
-    return model
-
-
 class Watch(Callback):
     """At which steps was validated, with what result."""
 
@@ -166,7 +156,8 @@ def test_a_validation_that_was_due_is_made(settings: dict[str, Any], tmp_path: P
     """Killed while it validated, a resumed run left the epoch out: another checkpoint was the best, and released."""
 
     def run(folder: Path, start: Path | None) -> tuple[dict[int, float], dict[str, Any]]:
-        watch, model = Watch(), student()
+        watch, model = Watch(), CrossEncoder.tiny()
+        model.optimization = Optimization(lr=1e-3)
         fit = trainer(folder, watch, *keepers(folder), Durable(), **settings)
         fit.fit(model, datamodule=Toy(batch_size=4, negatives=3), ckpt_path=start)
         assert fit.global_step == 24
@@ -181,76 +172,6 @@ def test_a_validation_that_was_due_is_made(settings: dict[str, Any], tmp_path: P
         for name, state in kept.items():
             assert all(torch.equal(value, best[name][key]) for key, value in state.items()), name
         assert kept.keys() >= {f"step={at}-best.ckpt" for at in again}
-
-
-STOPPED = """
-import os, sys
-from pathlib import Path
-from lightning import Callback
-from lightning.pytorch.callbacks import ModelCheckpoint
-from simzoo.models.durable import Durable
-from tests.test_checkpointing import student
-from tests.test_training import trainer
-from tests.toy import Toy
-
-folder, when, number, how_often = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
-
-class Send(Callback):
-    def send(self, place):
-        if place == when:
-            for _ in range(how_often):
-                os.kill(os.getpid(), number)
-
-    def on_train_batch_start(self, trainer, model, batch, batch_idx):
-        self.send(str(trainer.global_step))
-
-    def on_validation_start(self, trainer, model):
-        self.send("validation")
-
-    def on_train_start(self, trainer, model):
-        self.send("start")
-
-with Durable(["python", "train.py", "fit", "--ckpt_path", "old", "--config=a b.yaml"]) as durable:
-    keep = ModelCheckpoint(dirpath=folder, filename="resume", every_n_train_steps=5, enable_version_counter=False)
-    trainer(folder, Send(), keep, durable).fit(student(), datamodule=Toy(batch_size=4, negatives=3))
-print("the end")
-"""
-
-
-@pytest.mark.parametrize(
-    ("when", "number", "how_often", "step"),
-    [
-        ("7", signal.SIGTERM, 1, 8),  # the batch is finished, and kept
-        ("11", signal.SIGTERM, 1, 12),  # the last batch of an epoch, whose validation is due
-        ("7", signal.SIGINT, 1, 8),
-        ("7", signal.SIGINT, 2, 5),  # at once
-        ("validation", signal.SIGTERM, 1, 10),
-        ("start", signal.SIGINT, 1, None),
-    ],
-)
-def test_a_signal_ends_a_training_with_its_status_and_one_line(
-    when: str, number: signal.Signals, how_often: int, step: int | None, tmp_path: Path
-) -> None:
-    """SIGTERM ended with status 0, as if all were done; Ctrl-C with up to 60 lines of traceback."""
-    words = [sys.executable, "-c", STOPPED, str(tmp_path / "a"), when, str(int(number)), str(how_often)]
-    stopped = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
-    assert stopped.returncode == 128 + number, stopped.stderr
-    assert "the end" not in stopped.stdout
-    assert "Traceback" not in stopped.stderr
-    last = stopped.stderr.splitlines()[-1]
-    path = tmp_path / "a" / "resume.ckpt"
-    if step is None:
-        again = "python train.py fit --ckpt_path old '--config=a b.yaml'"
-        assert last == f"stopped by {number.name}; there is no checkpoint yet, begin again with: {again}"
-        return
-    assert last == f"stopped by {number.name}; go on with: python train.py fit '--config=a b.yaml' --ckpt_path {path}"
-    assert read(path)["global_step"] == step
-    states = []
-    for folder, start in (("a", path), ("b", None)):
-        fit, model = trainer(tmp_path / folder, Durable()), student()
-        fit.fit(model, datamodule=Toy(batch_size=4, negatives=3), ckpt_path=start)
-        states.append(model.trained_state())
-    assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
 
 
 def test_a_release_may_be_a_disk_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

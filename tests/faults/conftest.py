@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -28,3 +29,29 @@ def forks(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         found = Forks("tests.fault_work", **{**settings, **hidden})
         yield found
         found.close()
+
+
+class SmallDisk:
+    """A file system in memory of so many bytes."""
+
+    def __init__(self, folder: Path, size: int) -> None:
+        self.folder = folder
+        folder.mkdir()
+        self._mount("-t", "tmpfs", "-o", f"size={size}", "tmpfs")
+
+    def grow(self) -> None:
+        """Makes room, as who reads the message would."""
+        self._mount("-o", "remount,size=256m")
+
+    def _mount(self, *words: str) -> None:
+        done = subprocess.run(["mount", *words, str(self.folder)], capture_output=True, text=True)
+        if done.returncode:
+            pytest.skip(f"needs the right to mount a tmpfs: {done.stderr.strip()}")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Callable[[int], SmallDisk]]:
+    """Makes one; it is gone behind the test."""
+    folder = tmp_path / "disk"
+    yield lambda size: SmallDisk(folder, size)
+    subprocess.run(["umount", "-l", str(folder)], capture_output=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import time
 from pathlib import Path
 
@@ -33,6 +34,7 @@ def test_killed_work_goes_on_and_ends_with_the_same_bytes(work: str, forks: Fork
     took, expected = time.monotonic() - start, outcome(whole)
     assert expected
     wanted = max(1, round(SHARES[work] * int(os.environ.get("SIMZOO_FAULTS") or 1) / 100))
+    signals = [signal.SIGKILL, signal.SIGTERM] if work == "train" else [signal.SIGKILL]
     chance, killed, attempt = random.Random(f"{SEED} {work}"), 0, 0
     while killed < wanted:
         attempt += 1
@@ -42,7 +44,7 @@ def test_killed_work_goes_on_and_ends_with_the_same_bytes(work: str, forks: Fork
         for _ in range(IN_A_ROW):
             run = forks.start(f"tests.fault_work:{work}", folder, output=tmp_path / f"{attempt}.log")
             time.sleep(chance.uniform(0, took))
-            if run.kill():
+            if run.end(chance.choice(signals)):
                 killed += 1
             else:
                 assert run.wait() == 0, run.words()

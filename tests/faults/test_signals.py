@@ -1,0 +1,82 @@
+"""SIGTERM and Ctrl-C in training: a status, a line that says how to go on, and a checkpoint to go on from."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from simzoo.models.checkpointing import read
+from tests.forks import Forks
+
+
+@pytest.mark.parametrize(
+    ("when", "number", "how_often", "step"),
+    [
+        ("7", signal.SIGTERM, 1, 8),  # the batch is finished, and kept
+        ("11", signal.SIGTERM, 1, 12),  # the last batch of an epoch, whose validation is due
+        ("7", signal.SIGINT, 1, 8),
+        ("7", signal.SIGINT, 2, 5),  # at once
+        ("validation", signal.SIGTERM, 1, 10),
+        ("start", signal.SIGINT, 1, None),
+    ],
+)
+def test_a_signal_ends_a_training_with_its_status_and_one_line(
+    when: str, number: signal.Signals, how_often: int, step: int | None, forks: Forks, tmp_path: Path
+) -> None:
+    """SIGTERM ended with status 0, as if all were done; Ctrl-C with up to 60 lines of traceback."""
+    run = forks.run("tests.fault_work:signalled", tmp_path, when, int(number), how_often, output=tmp_path / "log")
+    assert run.wait() == 128 + number, run.words()
+    assert "the end" not in run.words() and "Traceback" not in run.words()
+    last, path = run.words().splitlines()[-1], tmp_path / "resume.ckpt"
+    if step is None:
+        again = "python train.py fit --ckpt_path old '--config=a b.yaml'"
+        assert last == f"stopped by {number.name}; there is no checkpoint yet, begin again with: {again}"
+        return
+    assert last == f"stopped by {number.name}; go on with: python train.py fit '--config=a b.yaml' --ckpt_path {path}"
+    assert read(path)["global_step"] == step
+
+
+def test_the_command_line_is_stopped_and_goes_on(forks: Forks, tmp_path: Path) -> None:
+    """A job that the cluster ends must not look done, must leave no release, and must go on by one option."""
+    run = forks.start("tests.fault_work:fit", tmp_path, "40", output=tmp_path / "first")
+    end = time.monotonic() + 60
+    while not list(tmp_path.glob("out/**/resume.ckpt")):
+        assert time.monotonic() < end, run.words()
+        time.sleep(0.01)
+    os.kill(run.pid, signal.SIGTERM)
+    assert run.wait() == 143, run.words()
+    said = run.words().splitlines()[-1]
+    [kept] = tmp_path.glob("out/**/resume.ckpt")
+    assert said.startswith("stopped by SIGTERM; go on with: python train.py fit --config ")
+    assert said.endswith(f" --ckpt_path {kept}")
+    assert not list(tmp_path.glob("out/**/model.safetensors"))
+    done = read(kept)["global_step"]
+    run = forks.run("tests.fault_work:fit", tmp_path, "40", "--ckpt_path", "last", output=tmp_path / "second")
+    assert run.wait() == 0, run.words()
+    assert "going on from " in run.words()
+    assert read(kept)["global_step"] > done
+    assert list(tmp_path.glob("out/**/model.safetensors"))
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("gone.ckpt", "there is no such training checkpoint"),
+        ("http://127.0.0.1:9/evil.ckpt", "training checkpoints are read and written on this machine's disks"),
+        ("log", "is no training checkpoint: it does not begin as a file of torch.save does"),
+        (".", "is a folder; a training checkpoint is a .ckpt file"),
+    ],
+)
+def test_a_ckpt_path_that_is_none_is_one_line(path: str, message: str, forks: Forks, tmp_path: Path) -> None:
+    """Tracebacks of torch's reader; an address was fetched and unpickled."""
+    (tmp_path / "log").write_text("no checkpoint")
+    where = path if "://" in path else str(tmp_path / path)
+    run = forks.run("tests.fault_work:fit", tmp_path, "1", "--ckpt_path", where, output=tmp_path / "words")
+    assert run.wait() == 1, run.words()
+    assert "Traceback" not in run.words()
+    [said] = [line for line in run.words().splitlines() if line.startswith("error: ")]
+    assert message in said
