@@ -19,7 +19,7 @@ import simzoo.datamodules.next_items
 import simzoo.datamodules.sources  # noqa: F401  known by class name on the command line
 from simzoo.datamodules.lists import RetrievalData
 from simzoo.models.checkpointing import on_disk, read
-from simzoo.models.durable import Durable, command_of, resolve
+from simzoo.models.durable import Durable, check_release, command_of, resolve
 from simzoo.models.formats import restore, save
 from simzoo.models.similarity import LearnedSimilarity
 
@@ -108,6 +108,7 @@ class CLI(LightningCLI):
     def before_fit(self) -> None:
         """Installs the release callback."""
         if self.config.fit.release is not None:
+            check_release(Path(self.config.fit.release))
             trainer: Any = self.trainer
             trainer.callbacks.append(Release(Path(self.config.fit.release)))
 

@@ -15,6 +15,7 @@ import torch
 from lightning import Callback, LightningModule, Trainer
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from simzoo.models.checkpointing import CheckpointFiles, newest, on_disk, remove_unfinished
@@ -102,7 +103,18 @@ class Durable(Callback):
                 remove_unfinished(folder)
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Lets a validation that was due be made."""
+        """Lets a validation that was due be made.
+
+        Raises:
+            ValueError: the checkpoint is of a later epoch than the run has.
+        """
+        if trainer.state.fn != TrainerFn.FITTING:
+            return
+        if trainer.max_epochs is not None and 0 <= trainer.max_epochs < checkpoint["epoch"]:
+            raise ValueError(
+                f"the checkpoint is of epoch {checkpoint['epoch']}, but trainer.max_epochs is {trainer.max_epochs}: "
+                "nothing is left to train"
+            )
         loops = checkpoint["loops"]["fit_loop"]
         owe_validation(loops)
         if trainer.max_steps == checkpoint["global_step"] and owes_epoch_end(loops):
@@ -155,6 +167,21 @@ class Durable(Callback):
         self._within_batches = False
         if self._asked:
             raise Stopped(self._asked)
+
+
+def check_release(folder: Path) -> None:
+    """Refuses a folder for the release before the training.
+
+    Raises:
+        OSError: it is a file, or may not be written.
+    """
+    there = folder.absolute()
+    while not there.exists():
+        there = there.parent
+    if not there.is_dir():
+        raise NotADirectoryError(f"release: {there} is a file; name a folder")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise PermissionError(f"release: {there} may not be written; name another folder")
 
 
 def folders(trainer: Trainer) -> list[Path]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -140,13 +141,16 @@ def release(name: str) -> None:
 
 
 def signalled(name: str, when: str, number: str, how_often: str) -> None:
-    """A training that sends itself a signal: at a step, as it starts, or as it validates."""
+    """A training that sends itself a signal: at a step, as it starts, or as it validates; or SLURM's two."""
+    if number == "requeue":
+        _under_slurm(Path(name))
 
     class Send(Callback):
         def send(self, place: str) -> None:
             if place == when:
-                for _ in range(int(how_often)):
-                    os.kill(os.getpid(), int(number))
+                signals = [signal.SIGUSR1, signal.SIGTERM] if number == "requeue" else [int(number)] * int(how_often)
+                for one in signals:
+                    os.kill(os.getpid(), one)
 
         def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
             self.send("start")
@@ -162,6 +166,15 @@ def signalled(name: str, when: str, number: str, how_often: str) -> None:
         fit = make_trainer(Path(name), Send(), keep, durable)
         fit.fit(CrossEncoder.tiny(), datamodule=Toy(batch_size=4, negatives=3))
     print("the end")
+
+
+def _under_slurm(folder: Path) -> None:
+    """What Lightning looks for, and a scontrol that writes its words down."""
+    tasks = {"SLURM_NTASKS": "1", "SLURM_JOB_NAME": "training", "SLURM_JOB_ID": "7", "SLURM_PROCID": "0"}
+    os.environ |= {**tasks, "SLURM_LOCALID": "0", "SLURM_NODEID": "0", "PATH": f"{folder}:{os.environ['PATH']}"}
+    control = folder / "scontrol"
+    control.write_text(f'#!/bin/sh\necho "$@" >> {folder}/scontrol.log\n')
+    control.chmod(0o755)
 
 
 def fit(name: str, epochs: str, *options: str) -> None:

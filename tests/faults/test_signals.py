@@ -62,6 +62,27 @@ def test_the_command_line_is_stopped_and_goes_on(forks: Forks, tmp_path: Path) -
     assert list(tmp_path.glob("out/**/model.safetensors"))
 
 
+def test_slurm_queues_the_job_again_as_lightning_does(forks: Forks, tmp_path: Path) -> None:
+    """Taken from Lightning, the requeue signal would end the job for good; behind it SLURM sends SIGTERM."""
+    run = forks.run("tests.fault_work:signalled", tmp_path, "7", "requeue", 1, output=tmp_path / "log")
+    assert run.wait() == 143, run.words()
+    assert (tmp_path / "scontrol.log").read_text() == "requeue 7\n"
+    assert read(tmp_path / "hpc_ckpt_1.ckpt")["global_step"] == 7
+    run = forks.run("tests.fault_work:signalled", tmp_path, "never", "requeue", 1, output=tmp_path / "again")
+    assert run.wait() == 0, run.words()
+    assert "hpc_ckpt_1.ckpt" in run.words()
+
+
+@pytest.mark.parametrize("release", ["file", "file/below"])
+def test_a_release_that_cannot_be_written_is_refused_first(release: str, forks: Forks, tmp_path: Path) -> None:
+    """It was found out after all the training."""
+    (tmp_path / "file").write_text("")
+    run = forks.run("tests.fault_work:fit", tmp_path, "1", "--release", tmp_path / release, output=tmp_path / "words")
+    assert run.wait() == 1, run.words()
+    assert run.words().splitlines()[-1] == f"error: release: {tmp_path / 'file'} is a file; name a folder"
+    assert not list(tmp_path.glob("out/**/*.ckpt"))
+
+
 @pytest.mark.parametrize(
     ("path", "message"),
     [
