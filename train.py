@@ -5,6 +5,11 @@ from __future__ import annotations
 if __name__ not in ("__main__", "simzoo.train"):
     raise ImportError("train is a part of simzoo: import simzoo.train instead of train")
 
+if __name__ == "__main__":
+    from simzoo.core.interrupts import end_without_traceback
+
+    end_without_traceback()
+
 import sys
 import warnings
 from pathlib import Path

@@ -56,8 +56,8 @@ class Durable(Callback):
 
     def __enter__(self) -> Durable:
         if threading.current_thread() is threading.main_thread():
-            for number, default in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
-                if signal.getsignal(number) == default:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
                     self._before[number] = signal.signal(number, self._on_signal)
         return self
 

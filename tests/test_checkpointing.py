@@ -192,3 +192,37 @@ def test_a_release_may_be_a_disk_of_its_own(tmp_path: Path, monkeypatch: pytest.
     assert not (folder / ".writing").exists()
     again = load(folder)
     assert all(torch.equal(value, again.trained_state()[name]) for name, value in model.trained_state().items())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("shape", r"does not fit CrossEncoder: .*weight has shape \(3,\), expected \(.*recipe"),
+        ("name", r"does not fit CrossEncoder: missing \['.*'\], unknown \['other'\]; was it trained"),
+        ("class", "does not fit CrossEncoder: it holds a MoL; was it trained with another recipe"),
+        ("weights", "the checkpoint holds weights only"),
+        ("epoch", "is of epoch 9, but trainer.max_epochs is 2"),
+    ],
+)
+def test_a_checkpoint_of_another_recipe_is_refused_in_one_line(change: str, message: str, tmp_path: Path) -> None:
+    """Loading what fits and leaving the rest random is how a wrong start goes unseen; torch's dump had 40 lines."""
+    keep = ModelCheckpoint(tmp_path, "kept", every_n_train_steps=2, save_top_k=1, enable_version_counter=False)
+    trainer(tmp_path, keep, epochs=1, limit_train_batches=2).fit(CrossEncoder.tiny(), datamodule=Toy(negatives=3))
+    held = read(tmp_path / "kept.ckpt")
+    name = next(key for key in held["state_dict"] if key.endswith("weight"))
+    if change == "shape":
+        held["state_dict"][name] = torch.zeros(3)
+    elif change == "name":
+        held["state_dict"]["other"] = held["state_dict"].pop(name)
+    elif change == "class":
+        held["class"] = "MoL"
+    elif change == "weights":
+        del held["optimizer_states"]
+    else:
+        held["epoch"] = 9
+    CheckpointFiles().save_checkpoint(held, tmp_path / "other.ckpt")
+    with pytest.raises(ValueError, match=message) as refused:
+        trainer(tmp_path, Durable()).fit(
+            CrossEncoder.tiny(), datamodule=Toy(negatives=3), ckpt_path=tmp_path / "other.ckpt"
+        )
+    assert "\n" not in str(refused.value)

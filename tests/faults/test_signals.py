@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from simzoo.models.checkpointing import read
-from tests.forks import Forks
+from tests.forks import ROOT, Forks
 
 
 @pytest.mark.parametrize(
@@ -101,3 +103,23 @@ def test_a_ckpt_path_that_is_none_is_one_line(path: str, message: str, forks: Fo
     assert "Traceback" not in run.words()
     [said] = [line for line in run.words().splitlines() if line.startswith("error: ")]
     assert message in said
+
+
+@pytest.mark.parametrize("words", [["train.py", "fit"], ["-m", "simzoo", "train", "fit"]])
+def test_ctrl_c_while_it_imports_is_silent(words: list[str]) -> None:
+    """Sixty lines of other people's modules, for who has seen a typing error in the command."""
+    process = subprocess.Popen(
+        [sys.executable, "-X", "importtime", *words],
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.endswith(" torch._C\n") or " numpy" in line:
+            break
+    process.send_signal(signal.SIGINT)
+    rest = process.stderr.read()
+    assert process.wait() == -signal.SIGINT
+    assert "Traceback" not in rest
