@@ -162,8 +162,8 @@ def test_nested_settings_are_kept(world: Path) -> None:
     stages = json.dumps([{"checkpoint": str(world / "ce"), "keep": 4}])
     found = run(world, "pipeline", "--search", "Pipeline", "--search.depth", "9", "--search.stages", stages, "--k", "4")
     assert found["searcher"]["stages"] == [{"name": "Stage", "checkpoint": str(world / "ce"), "keep": 4}]
-    assert found["searcher"]["first_stage"] == {"name": "BM25", "k1": 1.5, "b": 0.75}
-    assert "BM25 (k1 1.5, b 0.75)" in (world / "pipeline" / "report.html").read_text()
+    assert found["searcher"]["first_stage"] == {"name": "BM25", "k1": 1.5, "b": 0.75, "store": None}
+    assert "BM25 (k1 1.5, b 0.75, store None)" in (world / "pipeline" / "report.html").read_text()
 
 
 def command(*options: str) -> str:
