@@ -68,7 +68,7 @@ def save_onnx(model: LearnedSimilarity, folder: Path) -> None:
     (B, 3) where it scores by the tags' states: the places of the two of the mention and that of the item.
 
     Args:
-        model: a dual encoder or a cross-encoder with the packed layout.
+        model: a dual encoder or a cross-encoder whose items' positions follow the query's.
         folder: to write.
 
     Raises:

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from simzoo.core.hub import file_sha256, local_path, write_manifest
 from simzoo.core.settings import plain
 from simzoo.models.formats.arguments import build, own_class
+from simzoo.models.formats.renamed import brought_forward
 from simzoo.models.parts.backbone import Encoder, packaged, resolve_backbone
 from simzoo.models.parts.weights import Bounded, read_weights
 from simzoo.models.similarity import LearnedSimilarity
@@ -94,7 +95,8 @@ def _own(folder: Path, merge: bool) -> LearnedSimilarity:
     file = folder / "config.json"
     # What is abstract is refused, so that this is a class that can be made.
     cls = own_class(config["class"], LearnedSimilarity, f"{file}: class", "similarity of this project's models")  # type: ignore[type-abstract]
-    model = build(cls, config["arguments"], f"{file}: arguments", skip=TRAINING)
+    arguments = brought_forward(cls, config["arguments"], f"{file}: arguments")
+    model = build(cls, arguments, f"{file}: arguments", skip=TRAINING)
     _load_weights(model, folder / "model.safetensors")
     model.weights_sha256 = file_sha256(folder / "model.safetensors")
     if merge:
