@@ -16,12 +16,16 @@ from simzoo.core.settings import plain
 from simzoo.models.formats.arguments import build, own_class
 from simzoo.models.formats.renamed import brought_forward
 from simzoo.models.parts.backbone import Encoder, packaged, resolve_backbone
+from simzoo.models.parts.classifier import Classifier
 from simzoo.models.parts.weights import Bounded, read_weights
 from simzoo.models.similarity import LearnedSimilarity
 
 FORMAT = 1
 TRAINING = ("loss", "optimization")
 """Parameters of every similarity that say how it is trained; a checkpoint does not hold them."""
+
+TRANSFORMERS = (Encoder, Classifier)
+"""Parts of a model whose adapters are folded in, and that compute in another dtype if asked to."""
 
 SPARE = 25_000_000
 """Numbers that a model may make besides the weights of its files: masks, positions, what is drawn."""
@@ -101,7 +105,7 @@ def _own(folder: Path, merge: bool) -> LearnedSimilarity:
     model.weights_sha256 = file_sha256(folder / "model.safetensors")
     if merge:
         for part in model.children():
-            if isinstance(part, Encoder):
+            if isinstance(part, TRANSFORMERS):
                 part.merge()
     return model
 
