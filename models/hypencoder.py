@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from simzoo.core.reps import Ragged, Reps, num_rows
 from simzoo.losses import Loss
+from simzoo.models.parts import papers
 from simzoo.models.parts.backbone import BackboneConfig
 from simzoo.models.parts.hyperhead import HyperGroup, Hyperhead, Scale
 from simzoo.models.parts.packing import buckets, token_budget
@@ -52,6 +53,8 @@ class Hypencoder(TwoTowers):
     Raises:
         ValueError: ``begin_as_cosine`` with a q-net whose blocks cannot begin as the identity.
     """
+
+    citation: ClassVar[str] = papers.HYPENCODER
 
     def __init__(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -39,6 +39,15 @@ class SequenceClassifier(LearnedSimilarity):
     Raises:
         ValueError: the backbone has several outputs, or ``max_length`` does not fit it.
     """
+
+    citation: ClassVar[str] = """\
+@misc{nogueira2019passage,
+  title         = {Passage Re-ranking with BERT},
+  author        = {Nogueira, Rodrigo and Cho, Kyunghyun},
+  year          = {2019},
+  eprint        = {1901.04085},
+  archivePrefix = {arXiv}
+}"""
 
     text: PairTokenizer
 

@@ -67,6 +67,9 @@ class LearnedSimilarity(TrainingLoop, ABC):
     is_inner_product: ClassVar[bool] = False
     """Whether the score is <query["vector"], item["vector"]>, so that a vector index may search it."""
 
+    citation: ClassVar[str]
+    """The paper that the system is from, as BibTeX: a section of every card."""
+
     text: Tokenizing | None = None
     """How texts become token ids, where there are texts."""
 

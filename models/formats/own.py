@@ -94,6 +94,14 @@ def load(
     return _in_dtype(model.eval(), dtype).to(device)
 
 
+def citation_of(config: dict[str, Any]) -> str:
+    """BibTeX of the system that a config.json names; empty for a class that is not ours."""
+    try:
+        return own_class(config["class"], LearnedSimilarity, "class", "similarity").citation  # type: ignore[type-abstract]
+    except ValueError:
+        return ""
+
+
 def _own(folder: Path, merge: bool) -> LearnedSimilarity:
     config = read_config(folder)
     file = folder / "config.json"
