@@ -17,6 +17,7 @@ from simzoo.models.formats.arguments import build, own_class
 from simzoo.models.formats.renamed import brought_forward
 from simzoo.models.parts.backbone import Encoder, packaged, resolve_backbone
 from simzoo.models.parts.classifier import Classifier
+from simzoo.models.parts.finite import check_finite
 from simzoo.models.parts.weights import Bounded, read_weights
 from simzoo.models.similarity import LearnedSimilarity
 
@@ -163,8 +164,20 @@ def _load_weights(model: LearnedSimilarity, path: Path) -> None:
 
 
 def restore(model: LearnedSimilarity, path: Path) -> None:
-    """Loads the trained parameters of a training checkpoint (.ckpt) into a model; no code in the file is run."""
-    state = torch.load(path, map_location="cpu", weights_only=True)["state_dict"]
+    """Loads the trained parameters of a training checkpoint (.ckpt) into a model; no code in the file is run.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is no training checkpoint, or one of another model.
+    """
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)["state_dict"]
+        check_finite(state, path)
+    except FileNotFoundError:
+        raise
+    except Exception as error:  # of pickle, zipfile and torch, each with classes of its own
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise ValueError(f"{path} is no training checkpoint, or a damaged one: {reason}") from error
     expected = model.trained_state()
     if state.keys() != expected.keys():
         raise ValueError(f"{path} does not hold the parameters of this {type(model).__name__}")

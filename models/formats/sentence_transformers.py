@@ -137,7 +137,8 @@ def is_plain_encoder(place: Path) -> bool:
     if not (place / "config.json").is_file() or (place / "modules.json").is_file():
         return False
     config = Folder(place, str(place)).json("config.json")
-    if not isinstance(config, dict) or config.get("model_type") not in CONFIG_MAPPING:
+    kind = config.get("model_type") if isinstance(config, dict) else None
+    if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
         return False
     return all(str(name).endswith(ENCODERS) for name in config.get("architectures") or ())
 

@@ -34,7 +34,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     return load_tensors(path)
 
 
-MOST_TENSORS = 50_000
+MOST_TENSORS = 20_000
 """That a model may make, however small they are: each takes memory of its own, and so do the modules around it."""
 
 
