@@ -56,7 +56,7 @@ def save_sentence_transformer(model: LearnedSimilarity, folder: Path) -> None:
         prompts = {"query": _prompt(model, query=True), "document": _prompt(model, query=False)}
         made: Any = SentenceTransformer(modules=modules, prompts=prompts, similarity_fn_name="dot")
     else:
-        assert isinstance(model, CrossEncoder) and model.head is not None
+        assert model.head is not None
         parts = [part for part in model.head if isinstance(part, nn.Linear)]
         dense = [Dense(width, width, activation_function=nn.Tanh()) for _ in parts[:-1]]
         dense.append(Dense(width, 1, activation_function=nn.Identity(), module_output_name="scores"))

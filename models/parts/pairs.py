@@ -94,7 +94,7 @@ def templated(
     specials = [torch.tensor(ids, device=device) for ids in template.around]
     kinds = [torch.tensor(kind, device=device) for kind in template.segments]
     zero = torch.zeros_like(query[1])
-    parts = [
+    parts: list[tuple[Tensor, Tensor, Tensor, Tensor | int]] = [
         (specials[0], zero, zero + len(specials[0]), kinds[0]),
         (query[0].values, query[0].offsets[query[1]], query[2], template.sides[0]),
         (specials[1], zero, zero + len(specials[1]), kinds[1]),

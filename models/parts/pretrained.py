@@ -14,7 +14,6 @@ import torch
 import transformers
 from torch import nn
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedTokenizerBase, dynamic_module_utils
-from transformers.utils import logging
 from transformers.utils.import_utils import DummyObject
 
 from simzoo.core.hub import HubError
@@ -48,6 +47,7 @@ def unasked() -> Iterator[None]:
 @contextmanager
 def quiet() -> Iterator[None]:
     """No bars and no report of missing weights: what is missing is checked, and said, here."""
+    logging: Any = transformers.utils.logging
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
