@@ -11,13 +11,15 @@ from numpy.typing import NDArray
 
 from simzoo.core.records import Collection, History, Item, Query
 from simzoo.core.reps import Reps
+from simzoo.models.dual_encoder import DualEncoder
 from simzoo.models.hypencoder import Hypencoder
 from simzoo.retrieval.corpus import Corpus
 from simzoo.retrieval.evaluation import Evaluation, evaluate
+from simzoo.retrieval.first_stages.dense import Dense
 from simzoo.retrieval.first_stages.offered import Random
 from simzoo.retrieval.judge import MatrixJudge, SimilarityJudge
 from simzoo.retrieval.searcher import Searcher
-from simzoo.retrieval.searchers.exact import Exact, Rerank
+from simzoo.retrieval.searchers.exact import Exact, Rerank, Retrieve
 from tests.toy import toy_collection
 
 
@@ -121,3 +123,20 @@ def test_only_evaluated_queries_are_encoded(monkeypatch: pytest.MonkeyPatch) -> 
     one = sum(part.nbytes for part in judge.encode(collection.queries[:1]).values())
     items = sum(part.nbytes for part in judge.items.values())
     assert found.summary["bytes"] == {"representations": items + 3 * one, "queries": 3 * one, "first stages": 0}
+
+
+def test_what_any_model_truncates_is_counted() -> None:
+    """A first stage that reads the first words of each text explains a poor recall that nobody understands."""
+    whole = toy_collection()
+    items = [Item(item.id, "boat " * 600) if row < 5 else item for row, item in enumerate(whole.items)]
+    collection = Collection("long", items, whole.queries, whole.judgements)
+
+    def truncated(searcher: Searcher) -> int:
+        judge = SimilarityJudge.of(DualEncoder.tiny().eval(), items)
+        found = evaluate(searcher, Corpus.of(collection, judge), collection, np.arange(24), 3, ["RR@3"])
+        return int(found.summary["truncated"])
+
+    alone = truncated(Rerank(Random(), 9))
+    assert 5 <= alone < 40  # the long items, and queries that are longer than the tiny model takes
+    assert truncated(Rerank(Dense.of(DualEncoder.tiny().eval()), 9)) == 2 * alone
+    assert truncated(Retrieve(Dense.of(DualEncoder.tiny().eval()))) == alone
