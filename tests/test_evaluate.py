@@ -239,7 +239,7 @@ def test_damaged_checkpoints_are_refused(world: Path, tmp_path: Path) -> None:
         load(damaged(world, tmp_path / "extra", "config.json", extra))
     with pytest.raises(ValueError, match=r"config\.json:1: broken JSON"):
         load(damaged(world, tmp_path / "json", "config.json", b"{oops"))
-    with pytest.raises(ValueError, match="another system"):
+    with pytest.raises(ValueError, match="which its files do not hold"):
         load(damaged(world, tmp_path / "bert", "config.json", b'{"model_type": "bert"}'))
     with pytest.raises(FileNotFoundError, match="neither a folder nor"):
         load(tmp_path / "nothing-here")
