@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -45,6 +46,7 @@ def test_a_query_that_is_an_item_does_not_find_itself() -> None:
     """In ArguAna the query stands in the corpus: as a result it would push every answer down by one."""
     queries = [Query("d0", "an argument"), Query("q", "another text")]
     collection = collection_of(["an argument", "its counter", "a third", "a fourth"], queries, [1, 2])
+    collection = replace(collection, own={0: 0})
     scores = np.array([[9, 8, 1, 0], [1, 2, 9, 3]])
     found = evaluated(collection, scores, Exact(), 2, ["RR@2"], recall=True)
     np.testing.assert_array_equal(found.ranking.items, [[1, 2], [2, 3]])
@@ -83,7 +85,7 @@ def test_normalised_accuracy_looks_at_all_candidates() -> None:
 def test_own_items_leave_one_result_less_of_a_full_budget() -> None:
     """Every query must have the same number of results, none of them itself."""
     queries = [Query("d0", "an argument"), Query("q", "b")]
-    collection = collection_of(["an argument", "x", "y"], queries, [1, 2])
+    collection = replace(collection_of(["an argument", "x", "y"], queries, [1, 2]), own={0: 0})
     scores = np.array([[9, 8, 1], [1, 2, 9]])
     found = evaluated(collection, scores, Rerank(Random(), budget=3), 3, ["RR@2"])
     np.testing.assert_array_equal(found.ranking.items, [[1, 2], [2, 1]])
