@@ -8,6 +8,7 @@ from simzoo.core.progress import plan
 from simzoo.datamodules.lists import RetrievalData
 from simzoo.retrieval.commands.parts import estimated, loaded, single
 from simzoo.retrieval.evaluation import similarity_scorer, split_queries
+from simzoo.retrieval.results.output import check_file
 from simzoo.retrieval.storage.score_matrix import build_matrix
 
 
@@ -19,6 +20,7 @@ def matrix(
     seed: int = 0,
     shards: Path | None = None,
     bf16: bool = False,
+    overwrite: bool = False,
 ) -> None:
     """Scores queries with all items exactly, resumably: the oracle for Top-k-Recall.
 
@@ -30,11 +32,14 @@ def matrix(
         seed: of the sample.
         shards: folder of the finished parts; None: beside the output.
         bf16: compute the transformers in bfloat16: for hardware that has it.
+        overwrite: replace the output file; it is refused otherwise.
     """
+    check_file(output, overwrite)
     collection = single(data)
-    similarity = loaded(checkpoint, bf16)
     rows, _ = split_queries(collection, queries, seed)
     calls = len(rows) * len(collection.items)
+    check_file(output, overwrite, room=4 * calls)
+    similarity = loaded(checkpoint, bf16)
     plan(
         "plan",
         {

@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.table import Table
 
+from simzoo.core.progress import show_table
 from simzoo.core.records import DataError
 from simzoo.datamodules.lists import RetrievalData
 from simzoo.models.similarity import fastest_device
@@ -20,6 +19,7 @@ from simzoo.retrieval.commands.parts import dtype_of, loaded, scorer_of, single
 from simzoo.retrieval.evaluation import evaluate, split_queries
 from simzoo.retrieval.results import run_files
 from simzoo.retrieval.results.metrics import chosen_metrics, recall_curve
+from simzoo.retrieval.results.output import check_folder
 from simzoo.retrieval.results.report import Example, RunReport, write_report
 from simzoo.retrieval.searcher import Searcher, SearchTask
 from simzoo.retrieval.searchers.exact import Exact
@@ -38,6 +38,7 @@ def run(
     seed: int = 0,
     bf16: bool = False,
     store: Path | None = None,
+    overwrite: bool = False,
 ) -> None:
     """Evaluates a checkpoint with a searcher on a collection.
 
@@ -55,7 +56,9 @@ def run(
         seed: of the sample of queries.
         bf16: compute the transformers in bfloat16: for hardware that has it.
         store: folder that keeps the items' representations, so that they are encoded once and a killed run goes on.
+        overwrite: replace results that are in the output folder; they are refused otherwise.
     """
+    check_folder(output, overwrite)
     searcher = search or Exact()
     collection = single(data)
     known = None if exact is None else ScoreMatrix.load(exact)
@@ -68,6 +71,7 @@ def run(
     if known is not None:
         rows = known.of(collection)
         anchors = np.setdiff1d(np.arange(len(collection.queries)), rows)
+    check_folder(output, overwrite, room=100 * len(rows) * k)
     start = time.perf_counter()
     similarity = None if checkpoint is None else loaded(checkpoint, bf16)
     scorer = scorer_of(similarity, searcher, collection, len(rows), store, dtype_of(bf16))
@@ -121,7 +125,8 @@ def settings(searcher: Searcher) -> dict[str, Any]:
 
 def show(described: dict[str, Any]) -> None:
     """Prints the means with their intervals."""
-    table = Table("metric", "mean", "95 % interval")
-    for name, value in {**described["metrics"], **described["cost"]}.items():
-        table.add_row(name, f"{value['mean']:.4f}", f"{value['low']:.4f} to {value['high']:.4f}")
-    Console().print(table)
+    rows = [
+        (name, f"{value['mean']:.4f}", f"{value['low']:.4f} to {value['high']:.4f}")
+        for name, value in {**described["metrics"], **described["cost"]}.items()
+    ]
+    show_table(("metric", "mean", "95 % interval"), rows)

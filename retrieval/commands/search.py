@@ -5,9 +5,8 @@ from __future__ import annotations
 import time
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
+from simzoo.core.progress import show_table
 from simzoo.core.records import Collection, DataError, Query
 from simzoo.datamodules.lists import RetrievalData
 from simzoo.retrieval.commands.parts import loaded, single
@@ -40,9 +39,9 @@ def search(
     if mention and start < 0:
         raise DataError(f"the mention {mention!r} does not stand in the query {query!r}")
     asked = Query("asked", query, (start, start + len(mention)) if mention else None)
-    found = single(data)
+    known = single(data)
     collection = Collection(
-        found.name, found.items, [asked, *found.queries], [{}, *found.judgements], found.aliases, found.notes
+        known.name, known.items, [asked, *known.queries], [{}, *known.judgements], known.aliases, known.notes
     )
     searcher = search or Exact()
     scorer = similarity_scorer(loaded(checkpoint, bf16), collection)
@@ -51,9 +50,10 @@ def search(
     began = time.perf_counter()
     ranking = searcher.search(task.query_rows, min(k, len(collection.items)))
     spent = 1000 * (time.perf_counter() - began)
-    table = Table("", "score", "id", "item", title=query, title_justify="left")
-    for place, (row, score) in enumerate(zip(ranking.items[0], ranking.scores[0], strict=True), start=1):
-        item = collection.items[row]
-        table.add_row(str(place), f"{score:.3f}", item.id, f"{item.title}: {item.text}" if item.title else item.text)
-    Console().print(table)
+    found = [(collection.items[row], score) for row, score in zip(ranking.items[0], ranking.scores[0], strict=True)]
+    rows = [
+        (str(place), f"{score:.3f}", item.id, f"{item.title}: {item.text}" if item.title else item.text)
+        for place, (item, score) in enumerate(found, start=1)
+    ]
+    show_table(("", "score", "id", "item"), rows, query)
     print(f"{ranking.calls[0]} calls, {spent:.1f} ms")

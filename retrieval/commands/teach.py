@@ -8,6 +8,7 @@ from simzoo.core.progress import plan
 from simzoo.datamodules.lists import RetrievalData, Split
 from simzoo.retrieval.commands.parts import loaded
 from simzoo.retrieval.first_stages.first_stage import BM25, FirstStage
+from simzoo.retrieval.results.output import check_parts
 from simzoo.retrieval.teaching import write_lessons
 
 
@@ -35,6 +36,7 @@ def teach(
         seed: of the draws.
         bf16: compute the transformers in bfloat16: for hardware that has it.
     """
+    check_parts(output)
     similarity = loaded(checkpoint, bf16)
     collections = data.collections(split)
     queries = sum(len(collection.queries) for collection in collections)
