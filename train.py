@@ -17,6 +17,8 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 import simzoo.datamodules.next_items
 import simzoo.datamodules.sources  # noqa: F401  known by class name on the command line
+from simzoo.core.heartbeat import Heartbeat
+from simzoo.core.progress import quiet
 from simzoo.datamodules.lists import RetrievalData
 from simzoo.models.formats import restore, save
 from simzoo.models.similarity import LearnedSimilarity
@@ -101,13 +103,14 @@ class CLI(LightningCLI):
 
 def main(args: list[str] | None = None, run: bool = True) -> CLI:
     """Runs the command line; ``run=False`` only parses and composes."""
+    quiet()
     return CLI(
         LearnedSimilarity,
         RetrievalData,
         subclass_mode_model=True,
         subclass_mode_data=True,
         seed_everything_default=0,
-        trainer_defaults={"use_distributed_sampler": False, "num_sanity_val_steps": 0},
+        trainer_defaults={"use_distributed_sampler": False, "num_sanity_val_steps": 0, "callbacks": [Heartbeat()]},
         save_config_kwargs={"overwrite": True},
         parser_class=Parser,
         parser_kwargs={"allow_abbrev": False},

@@ -142,7 +142,7 @@ def quiet() -> None:
 
     For programs that we start; whoever imports simzoo keeps what transformers says. Bars of downloads stay.
     """
-    from huggingface_hub.utils import enable_progress_bars
+    from huggingface_hub.utils.tqdm import enable_progress_bars
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""The page and the lines that people look at: self-contained, escaped, complete, quiet in log files."""
+"""The page that people look at: self-contained, escaped, complete."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from simzoo.core import progress as shown
 from simzoo.core.records import Collection, Item, Query
 from simzoo.retrieval.results.report import Curves, Example, RunReport, write_report
 from simzoo.retrieval.searcher import Ranking
@@ -185,51 +184,3 @@ def test_page_is_the_same_each_time(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="at least one run"):
         write_report(tmp_path / "none.html", [], {}, [])
     assert not (tmp_path / "none.html").exists()
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """A clock that stands still unless its only number is changed."""
-    now = [100.0]
-    monkeypatch.setattr("simzoo.core.progress.time.monotonic", lambda: now[0])
-    return now
-
-
-def test_progress_in_a_log_file(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
-    """A bar in a log file makes thousands of lines; without any line nobody knows when it will end."""
-    seen = []
-    for step in shown.progress(list(range(10)), "scoring"):
-        seen.append(step)
-        clock[0] += 12
-    assert seen == list(range(10))
-    assert capsys.readouterr().err.splitlines() == [
-        "scoring: 3/10, 12.0 s each, 0:01:24 left",
-        "scoring: 6/10, 12.0 s each, 0:00:48 left",
-        "scoring: 9/10, 12.0 s each, 0:00:12 left",
-        "scoring: done in 0:02:00",
-    ]
-
-
-def test_short_work_leaves_no_line(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
-    """Half a minute is not worth a line; nor is work without steps an error."""
-    for _ in shown.progress(list(range(100)), "scoring"):
-        clock[0] += 0.25
-    assert list(shown.progress([], "nothing")) == []
-    assert capsys.readouterr().err == ""
-
-
-def test_progress_at_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """One bar inside another (encoding queries while searching) must not end the work, nor brackets vanish."""
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    monkeypatch.setenv("TERM", "xterm")
-    pairs = [(a, b) for a in shown.progress([1, 2], "outer [bold]") for b in shown.progress([3, 4], "inner")]
-    assert pairs == [(1, 3), (1, 4), (2, 3), (2, 4)]
-    assert "outer [bold]" in capsys.readouterr().err
-
-
-def test_plan(capsys: pytest.CaptureFixture[str]) -> None:
-    """Rich takes brackets for markup: a name with them must not vanish from the plan."""
-    shown.plan("plan [x]", {"scores [y]": "4 queries x 10 items = 40 pairs", "file": "1.5 MB [z]"})
-    lines = capsys.readouterr().err
-    for text in ("plan [x]", "scores [y]", "40 pairs", "1.5 MB [z]"):
-        assert text in lines
