@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from simzoo.core.records import DataError
+from simzoo.models.dual_encoder import DualEncoder
+from simzoo.models.formats import load, save, save_sentence_transformer
 from simzoo.retrieval.results.output import RESULTS, check_file, check_folder, check_parts
 
 ROOT = Path(__file__).parents[1]
@@ -105,3 +107,17 @@ def test_commands_check_before_they_read_anything(words: list[str], message: str
     where = ["--data", "BEIR", "--data.root", str(tmp_path / "none"), "--checkpoint", os.devnull]
     with pytest.raises(DataError, match=message):
         evaluate.main([*here, *where])
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600)])
+def test_weights_may_be_read_by_whom_the_umask_allows(umask: int, mode: int, tmp_path: Path) -> None:
+    """A released model in a shared folder could be listed by everyone and loaded by nobody else."""
+    before = os.umask(umask)
+    try:
+        save(DualEncoder.tiny(), tmp_path / "own")
+        save_sentence_transformer(load(tmp_path / "own"), tmp_path / "st")
+    finally:
+        os.umask(before)
+    written = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert {"own/model.safetensors", "st/model.safetensors"} <= {str(path.relative_to(tmp_path)) for path in written}
+    assert {path.name: oct(path.stat().st_mode & 0o777) for path in written} == {p.name: oct(mode) for p in written}

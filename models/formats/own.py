@@ -6,6 +6,7 @@ import importlib
 import json
 import os
 import re
+import shutil
 import tempfile
 from inspect import isabstract
 from pathlib import Path
@@ -48,6 +49,8 @@ def save(model: LearnedSimilarity, folder: str | Path, dtype: torch.dtype = torc
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
         save_file(tensors, Path(scratch) / "model.safetensors")
         (Path(scratch) / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+        # safetensors makes its file for its owner alone, whatever the umask allows others.
+        shutil.copymode(Path(scratch) / "config.json", Path(scratch) / "model.safetensors")
         if model.text is not None:
             model.text.tokenizer.save_pretrained(scratch)
         for file in sorted(Path(scratch).iterdir()):
