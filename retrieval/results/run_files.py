@@ -187,7 +187,8 @@ def write_trec(folder: Path, collection: Collection, query_rows: Rows, ranking: 
 
     Programs that read runs sort by score, not by rank, and break ties in their own way. So a score that does not fall
     is written as the next smaller float32, with the nine digits that tell any two of them apart: the order is ours
-    everywhere. Minus infinity becomes -1e38, and blanks, which a column cannot hold, are percent-encoded.
+    everywhere. Minus infinity becomes -1e38, and blanks, which a column cannot hold, are percent-encoded, as is the
+    percent sign itself, so that no two ids become one. `ir_measures.read_trec_run` reads it.
     """
     falling = _falling(ranking.scores)
     tag = _column(tag)
@@ -198,29 +199,6 @@ def write_trec(folder: Path, collection: Collection, query_rows: Rows, ranking: 
         for rank, (item, score) in enumerate(zip(items, scores, strict=True), start=1):
             lines.append(f"{query} Q0 {item_ids[item]} {rank} {score:.9g} {tag}\n")
     write_text(folder / "run.trec", "".join(lines))
-
-
-def read_trec(path: Path) -> dict[str, list[tuple[str, float]]]:
-    """A run in TREC's layout: by query id, (item id, score) in the order of the ranks.
-
-    Raises:
-        DataError: the file is missing or empty, or a line does not have six columns with a rank and a score.
-    """
-    found: dict[str, list[tuple[int, str, float]]] = {}
-    for number, line in enumerate(_read(path).split("\n"), start=1):
-        if not line.strip():
-            continue
-        columns = line.split()
-        try:
-            query, _, item, rank, score, _ = columns
-            found.setdefault(query, []).append((int(rank), item, float(score)))
-        except ValueError as error:
-            raise DataError(
-                f"expected `query Q0 item rank score tag`, got {line[:80]!r}; {AGAIN}", path, number
-            ) from error
-    if not found:
-        raise DataError(f"holds no results; {AGAIN}", path)
-    return {query: [(item, score) for _, item, score in sorted(rows)] for query, rows in found.items()}
 
 
 def versions() -> dict[str, str]:
@@ -284,4 +262,4 @@ def _falling(scores: Scores) -> NDArray[np.float32]:
 
 
 def _column(name: str) -> str:
-    return re.sub(r"\s", lambda blank: quote(blank[0]), name)
+    return re.sub(r"[\s%]", lambda blank: quote(blank[0]), name)
