@@ -126,7 +126,8 @@ def compare_runs(folders: Sequence[Path], metrics: Sequence[str] | None = None) 
             the runs have in common, `PRIMARY` first if it is one of them.
 
     Raises:
-        DataError: fewer than two runs, one twice, a damaged one, other data or other queries in one of them, or an unknown metric.
+        DataError: fewer than two runs, one twice, a damaged one, other data or other queries in one of them, or an
+            unknown metric.
     """
     if len(folders) < 2:
         raise DataError(f"comparing needs at least two runs, got {len(folders)}")
