@@ -6,7 +6,8 @@ from pathlib import Path
 
 from simzoo.core.progress import plan
 from simzoo.datamodules.lists import RetrievalData
-from simzoo.retrieval.commands.parts import estimated, loaded, single
+from simzoo.retrieval.commands.estimate import estimated
+from simzoo.retrieval.commands.parts import loaded, single
 from simzoo.retrieval.evaluation import similarity_scorer, split_queries
 from simzoo.retrieval.results.output import check_file
 from simzoo.retrieval.storage.score_matrix import build_matrix
@@ -45,7 +46,7 @@ def matrix(
         {
             "scores": f"{len(rows):,} queries x {len(collection.items):,} items = {calls:,} pairs",
             "file": f"{4 * calls / 1e6:.1f} MB",
-            **estimated(similarity, collection, calls),
+            **estimated(similarity, collection, len(rows), calls),
         },
     )
     scorer = similarity_scorer(similarity, collection)

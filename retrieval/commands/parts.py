@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +12,10 @@ from simzoo.core.records import Collection, DataError
 from simzoo.datamodules.lists import RetrievalData
 from simzoo.models.formats import load
 from simzoo.models.similarity import LearnedSimilarity, fastest_device
+from simzoo.retrieval.commands.estimate import estimated
 from simzoo.retrieval.evaluation import similarity_scorer
 from simzoo.retrieval.scorer import Scorer
 from simzoo.retrieval.searcher import Searcher
-from simzoo.retrieval.storage.encoding import encode_items, encode_queries
 
 
 def loaded(checkpoint: str, bf16: bool) -> LearnedSimilarity:
@@ -66,27 +64,7 @@ def scorer_of(
         {
             "data": f"{collection.name}: {len(collection.items):,} items, {queries:,} queries",
             "search": f"{type(searcher).__name__}, at most {calls:,} scored pairs besides indexing",
-            **estimated(similarity, collection, calls),
+            **estimated(similarity, collection, queries, calls),
         },
     )
     return similarity_scorer(similarity, collection, store, dtype)
-
-
-def estimated(similarity: LearnedSimilarity, collection: Collection, calls: int) -> dict[str, str]:
-    """Bytes of the representations and time, extrapolated from a few queries and items."""
-    few = min(64, len(collection.items)), min(8, len(collection.queries))
-    start = time.perf_counter()
-    items = encode_items(similarity, collection.items[: few[0]])
-    queries = encode_queries(similarity, collection.queries[: few[1]])
-    scorer = Scorer.from_similarity(similarity, queries, items)
-    encoded = time.perf_counter()
-    scorer.score_lists(np.arange(few[1]), np.tile(np.arange(few[0]), (few[1], 1)))
-    scored = time.perf_counter()
-    if similarity.text is not None:
-        similarity.text.truncated = 0  # these records come again
-    share = (len(collection.items) + len(collection.queries)) / sum(few)
-    seconds = share * (encoded - start) + calls * (scored - encoded) / (few[0] * few[1])
-    return {
-        "representations": f"about {share * scorer.representation_bytes / 1e6:,.1f} MB",
-        "time": f"about {timedelta(seconds=round(seconds))} on this machine",
-    }
