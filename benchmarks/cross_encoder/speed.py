@@ -79,7 +79,8 @@ def both(folder: Path) -> tuple[CrossEncoder, Peer]:
     torch.manual_seed(0)
     tokens = TokenConfig(query_length=LENGTH, item_length=LENGTH, mention_tags=None, item_tag=None)
     ours = CrossEncoder(BackboneConfig(MINILM), tokens, scoring="cls").eval()
-    transformer = Transformer(str(folder), max_seq_length=2 * LENGTH)
+    settings = {name: {"trust_remote_code": False} for name in ("model_kwargs", "processor_kwargs", "config_kwargs")}
+    transformer = Transformer(str(folder), max_seq_length=2 * LENGTH, **settings)  # type: ignore[arg-type]
     pooling = Pooling(ours.encoder.width, pooling_mode="cls")
     dense = Dense(ours.encoder.width, 1, activation_function=torch.nn.Identity(), module_output_name="scores")
     assert ours.head is not None
