@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from simzoo.core.records import Item, Query
 from simzoo.core.reps import Ragged, Reps
 from simzoo.losses import Loss
+from simzoo.models.parts import papers
 from simzoo.models.parts.backbone import BackboneConfig, Encoder, load_tokenizer
 from simzoo.models.parts.packing import buckets, join_pairs, token_budget
 from simzoo.models.parts.tokenizing import TextTokenizer, TokenConfig
@@ -37,6 +38,7 @@ class CrossEncoder(LearnedSimilarity):
         seed: of dropout; None: 0, on the command line seed_everything.
     """
 
+    citation = papers.ANNCUR
     text: TextTokenizer
 
     def __init__(

@@ -29,6 +29,14 @@ PAIRS_AT_ONCE = 2**14  # padding included
 ALONE = frozenset({"cpu"})
 
 
+CITATION = """\
+@misc{killingback2025hypencoder,
+  title  = {Hypencoder: Hypernetworks for Information Retrieval},
+  author = {Killingback, Julian and Zeng, Hansi and Zamani, Hamed},
+  year   = {2025}
+}"""
+
+
 class Hypencoder(TwoTowers):
     """A query's representation is a small network, its q-net; an item's is a vector (Hypencoder §3).
 
@@ -52,6 +60,8 @@ class Hypencoder(TwoTowers):
     Raises:
         ValueError: ``cosine`` with a q-net whose blocks cannot begin as the identity.
     """
+
+    citation = CITATION
 
     def __init__(
         self,

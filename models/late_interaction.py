@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from simzoo.core.reps import Ragged, Reps, take
 from simzoo.losses import Loss
+from simzoo.models.parts import papers
 from simzoo.models.parts.backbone import BackboneConfig, Encoder
 from simzoo.models.parts.packing import buckets, lists_of_pairs
 from simzoo.models.parts.pooling import Pooling, each_text, each_token, pooled
@@ -40,6 +41,8 @@ class PolyEncoder(TwoTowers):
         optimization: optimiser and schedule.
         seed: of dropout; None: 0, on the command line seed_everything.
     """
+
+    citation = papers.CMC
 
     def __init__(
         self,
@@ -131,6 +134,8 @@ class SumOfMax(TwoTowers):
         optimization: optimiser and schedule.
         seed: of dropout; None: 0, on the command line seed_everything.
     """
+
+    citation = papers.CMC
 
     def __init__(
         self,

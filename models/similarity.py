@@ -67,6 +67,9 @@ class LearnedSimilarity(TrainingLoop, ABC):
     is_inner_product: ClassVar[bool] = False
     """Whether the score is <query["vector"], item["vector"]>, so that a vector index may search it."""
 
+    citation: ClassVar[str] = ""
+    """BibTeX entry of the paper that the similarity is from: what the cards of its checkpoints ask to cite."""
+
     text: TextTokenizer | None = None
     """How texts become token ids, where there are texts."""
 

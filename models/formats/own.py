@@ -93,11 +93,8 @@ def load(
 
 
 def _own(folder: Path, merge: bool) -> LearnedSimilarity:
-    config = read_config(folder)
-    file = folder / "config.json"
-    # What is abstract is refused, so that this is a class that can be made.
-    cls = own_class(config["class"], LearnedSimilarity, f"{file}: class", "similarity of this project's models")  # type: ignore[type-abstract]
-    model = build(cls, config["arguments"], f"{file}: arguments", skip=TRAINING)
+    arguments = read_config(folder)["arguments"]
+    model = build(similarity_class(folder), arguments, f"{folder / 'config.json'}: arguments", skip=TRAINING)
     _load_weights(model, folder / "model.safetensors")
     model.weights_sha256 = file_sha256(folder / "model.safetensors")
     if merge:
@@ -105,6 +102,19 @@ def _own(folder: Path, merge: bool) -> LearnedSimilarity:
             if isinstance(part, Encoder):
                 part.merge()
     return model
+
+
+def similarity_class(folder: Path) -> type[LearnedSimilarity]:
+    """The class of the similarity in a checkpoint folder of this project; nothing else of it is loaded.
+
+    Raises:
+        FileNotFoundError: it has no config.json.
+        ValueError: that is damaged, or names no similarity of this project.
+    """
+    name = read_config(folder)["class"]
+    where = f"{folder / 'config.json'}: class"
+    # What is abstract is refused, so that this is a class that can be made.
+    return own_class(name, LearnedSimilarity, where, "similarity of this project's models")  # type: ignore[type-abstract]
 
 
 def _in_dtype(model: LearnedSimilarity, dtype: torch.dtype) -> LearnedSimilarity:
