@@ -164,5 +164,19 @@ def test_the_zoos_pages_are_as_measured() -> None:
             assert sum(known_values) / len(known_values) == pytest.approx(row["metrics"][name]["mean"], abs=1e-5)
 
 
+def test_the_zoos_pages_lead_to_the_cards() -> None:
+    """A name without its card leaves a reader with figures of he knows not what; a dead link as well."""
+    page = (ROOT / "docs" / "zoo.html").read_text(encoding="utf-8")
+    rows = json.loads(page.partition("const zoo = ")[2].partition(";\n")[0])["rows"]
+    cards = {row["system"]: row["card"] for row in rows}
+    text = (ROOT / "docs" / "zoo.md").read_text(encoding="utf-8")
+    for name in (folder.name for folder in CHECKPOINTS if _ranks_texts(folder)):
+        assert cards[name] == f"../checkpoints/{name}/README.md" and (ROOT / "docs" / cards[name]).is_file()
+        assert f"| [{name}]({cards[name]}) |" in text
+    assert cards["BM25"] is None
+    assert {row["kept"] for row in rows if row["system"] == "BM25"} == {"0 bytes"}
+    assert all(re.fullmatch(r"\d{1,3}(\.\d [kMG]B| bytes)", row["kept"]) for row in rows)
+
+
 def _ranks_texts(folder: Path) -> bool:
     return "tokens" in json.loads((folder / "config.json").read_text())["arguments"]

@@ -99,7 +99,7 @@ def run(
     run_files.write_trec(output, collection, task.query_rows, result.ranking, type(searcher).__name__)
     run_files.write_per_query(output, ids, {name: column.tolist() for name, column in result.values.items()})
     run_files.write_metrics(output, described)
-    examples = [Example.of(collection, task.query_rows, result.ranking, place) for place in range(min(5, len(rows)))]
+    examples = Example.chosen(collection, task.query_rows, result.ranking, 5)
     curves = {} if known is None else {type(searcher).__name__: recall_curve(result.ranking.items, known.scores)}
     write_report(output / "report.html", [RunReport(output.name, described)], curves, examples, "results looked at")
     show(described)
