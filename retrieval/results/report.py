@@ -49,7 +49,8 @@ th:first-child, .text { text-align: left; }
 .many th, .many td { padding: .3rem .45rem; } .many th:first-child { min-width: 9rem; max-width: 14rem; }
 td { font-variant-numeric: tabular-nums; } small { opacity: .8; } .note, .step { display: block; white-space: nowrap; }
 .single .note { display: inline-block; min-width: 9rem; }
-.scroll .results th:first-child { min-width: 0; } .results { width: 100%; } .results td.text { overflow-wrap: anywhere; }
+.scroll .results th:first-child { min-width: 0; } .results { width: 100%; }
+.results td.text { overflow-wrap: anywhere; }
 .results td:first-child { width: 2.5rem; } .results td:nth-child(2) { width: 5rem; }
 mark { background: var(--mark); color: inherit; border-radius: .2rem; padding: 0 .15rem; font-weight: 600; }
 tr.gold td { background: var(--gold); }
