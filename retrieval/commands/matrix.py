@@ -8,7 +8,8 @@ from simzoo.core.progress import plan
 from simzoo.datamodules.lists import RetrievalData
 from simzoo.retrieval.commands.estimate import estimated
 from simzoo.retrieval.commands.parts import loaded, single
-from simzoo.retrieval.evaluation import similarity_scorer, split_queries
+from simzoo.retrieval.evaluation import split_queries
+from simzoo.retrieval.judge import SimilarityJudge
 from simzoo.retrieval.results.output import check_file
 from simzoo.retrieval.storage.score_matrix import build_matrix
 
@@ -49,7 +50,8 @@ def matrix(
             **estimated(similarity, collection, len(rows), calls),
         },
     )
-    scorer = similarity_scorer(similarity, collection)
+    judge = SimilarityJudge.of(similarity, collection.items)
     folder = shards or output.with_suffix(".shards")
-    build_matrix(scorer, collection, rows, f"{similarity.weights_sha256}{' in bfloat16' * bf16}", folder).save(output)
+    made_by = f"{similarity.weights_sha256}{' in bfloat16' * bf16}"
+    build_matrix(judge.scorer, collection, rows, made_by, folder).save(output)
     print(f"written: {output}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from simzoo.core.progress import plan
@@ -13,8 +12,7 @@ from simzoo.datamodules.lists import RetrievalData
 from simzoo.models.formats import load
 from simzoo.models.similarity import LearnedSimilarity, fastest_device
 from simzoo.retrieval.commands.estimate import estimated
-from simzoo.retrieval.evaluation import similarity_scorer
-from simzoo.retrieval.scorer import Scorer
+from simzoo.retrieval.judge import SimilarityJudge
 from simzoo.retrieval.searcher import Searcher
 
 
@@ -41,15 +39,15 @@ def single(data: RetrievalData) -> Collection:
     return collections[0]
 
 
-def scorer_of(
+def judge_of(
     similarity: LearnedSimilarity | None,
     searcher: Searcher,
     collection: Collection,
     queries: int,
     store: Path | None,
     dtype: str,
-) -> Scorer:
-    """The similarity's scorer over the collection, after printing what the search will cost.
+) -> SimilarityJudge | None:
+    """The similarity over the collection's items, after printing what the search will cost; None without one.
 
     Raises:
         DataError: there is no similarity, but the searcher needs one.
@@ -57,7 +55,7 @@ def scorer_of(
     if similarity is None:
         if searcher.calls_similarity:
             raise DataError(f"--search {type(searcher).__name__} needs a similarity: give --checkpoint")
-        return Scorer(lambda *_: np.empty(0), len(collection.queries), len(collection.items))  # never called
+        return None
     calls = queries * min(searcher.budget or len(collection.items), len(collection.items))
     plan(
         "plan",
@@ -67,4 +65,4 @@ def scorer_of(
             **estimated(similarity, collection, queries, calls),
         },
     )
-    return similarity_scorer(similarity, collection, store, dtype)
+    return SimilarityJudge.of(similarity, collection.items, store, dtype)
