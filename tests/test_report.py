@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import re
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 from simzoo.core.records import Collection, Item, Query
+from simzoo.retrieval.results import report
 from simzoo.retrieval.results.report import Curves, Example, RunReport, size, write_report
 from simzoo.retrieval.searcher import Ranking
 from tests.test_run_files import description
@@ -232,6 +234,15 @@ def test_curves(tmp_path: Path) -> None:
     write_report(tmp_path / "report.html", [run("a")], CURVES, (), x_label="results looked at")
     assert "calls a query" not in Page(tmp_path / "report.html").text.partition("Recall\n")[2]
     assert not write(tmp_path, [run("a")], {}).pictures()
+
+
+def test_without_matplotlib_the_numbers_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures are an extra: without it hours of search ended in an ImportError before the report was written."""
+    assert not hasattr(report, "matplotlib")
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setattr(report, "find_spec", lambda name: None)
+    page = write(tmp_path, [run("a")])
+    assert "Pictures need matplotlib: pip install 'simzoo[plots]'." in page.text and "0.3123" in page.text
 
 
 def test_page_is_the_same_each_time(tmp_path: Path) -> None:

@@ -7,12 +7,9 @@ import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self
-
-import matplotlib
-from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
 
 from simzoo.core.records import Collection, Query
 from simzoo.retrieval.results.run_files import write_text
@@ -301,19 +298,23 @@ def _table(runs: Sequence[RunReport], lines: Mapping[str, Sequence[str]]) -> str
 
 def _curves(curves: Curves, x_label: str) -> str:
     depths = sorted({k for points in curves.values() for k, found in points.items() if found})
+    tables = "".join(_points(curves, k, x_label) for k in depths)
+    explained = f"<p>Top-k-Recall: the share of the exact top k that was found, against {escape(x_label)}.</p>"
+    if find_spec("matplotlib") is None:
+        return f"{explained}<p>Pictures need matplotlib: pip install 'simzoo[plots]'.</p>{tables}"
     panels = "".join(
         f'<figure><img alt="Top-{k}-Recall against {escape(x_label)}" src="{_panel(curves, k, x_label)}"></figure>'
         for k in depths
     )
-    tables = "".join(_points(curves, k, x_label) for k in depths)
-    return (
-        f"<p>Top-k-Recall: the share of the exact top k that was found, against {escape(x_label)}.</p>"
-        f'<div class="panels">{panels}</div><details><summary>the numbers</summary>{tables}</details>'
-    )
+    return f'{explained}<div class="panels">{panels}</div><details><summary>the numbers</summary>{tables}</details>'
 
 
 def _panel(curves: Curves, k: int, x_label: str) -> str:
     """One panel as a data URI: a picture of its own, so that panels wrap on a narrow screen."""
+    import matplotlib
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
+
     with matplotlib.rc_context({"svg.hashsalt": "simzoo", "font.size": 11}):
         figure = Figure(figsize=(4.6, 3.9), layout="constrained")
         panel = figure.subplots()
