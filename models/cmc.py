@@ -104,7 +104,7 @@ class CMC(TwoTowers):
         seed: of dropout; None: 0, on the command line seed_everything.
     """
 
-    citation = papers.CMC
+    citation: ClassVar[str] = papers.CMC
     pointwise: ClassVar[bool] = False
 
     def __init__(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -39,7 +39,7 @@ class DeFormer(TwoTowers):
         seed: of dropout; None: 0, on the command line seed_everything.
     """
 
-    citation = papers.CMC
+    citation: ClassVar[str] = papers.CMC
 
     def __init__(
         self,

@@ -34,7 +34,7 @@ class DualEncoder(TwoTowers):
         seed: of dropout; None: 0, on the command line seed_everything.
     """
 
-    citation = papers.ANNCUR
+    citation: ClassVar[str] = papers.ANNCUR
     is_inner_product: ClassVar[bool] = True
 
     def __init__(

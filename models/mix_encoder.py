@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -114,7 +114,7 @@ class MixEncoder(TwoTowers):
         seed: of dropout; None: 0, on the command line seed_everything.
     """
 
-    citation = papers.CMC
+    citation: ClassVar[str] = papers.CMC
 
     def __init__(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -65,7 +65,7 @@ class MoL(TwoTowers):
         seed: of dropout; None: 0, on the command line seed_everything.
     """
 
-    citation = papers.RAILS
+    citation: ClassVar[str] = papers.RAILS
 
     def __init__(
         self,

@@ -41,7 +41,7 @@ class NextItem(LearnedSimilarity):
         seed: of dropout; None: 0, on the command line seed_everything.
     """
 
-    citation = papers.RAILS
+    citation: ClassVar[str] = papers.RAILS
     is_inner_product: ClassVar[bool] = True
 
     def __init__(

@@ -106,7 +106,7 @@ def test_a_sixth_system_is_one_file_and_one_recipe(tmp_path: Path) -> None:
     """A list that every new system has to be put into is forgotten: its card was empty, and push refused it."""
     source = (ROOT / "models" / "dual_encoder.py").read_text().replace("DualEncoder", "Sixth")
     own = "@misc{me2026sixth,\n  title = {A sixth <system>},\n  year  = {2026}\n}"
-    source = re.sub(r"citation = .*", lambda _: f"citation = {own!r}", source)
+    source = re.sub(r"citation: .*", lambda _: f"citation = {own!r}", source)
     collection = toy_collection()
     for name, text in {
         "models/sixth.py": source,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import errno
 import json
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
 
 import ir_measures
 import numpy as np
@@ -19,8 +19,6 @@ from simzoo.core.records import Collection, DataError, Item, Query
 from simzoo.retrieval.results import run_files
 from simzoo.retrieval.results.metrics import ir_metrics
 from simzoo.retrieval.searcher import Ranking
-
-read_by_others: Callable[[str], Any] = ir_measures.read_trec_run
 
 
 def description(values: dict[str, list[float]], fingerprint: str = "f" * 64) -> dict[str, Any]:
@@ -183,17 +181,31 @@ def test_trec_run_layout(tmp_path: Path) -> None:
     collection, ranking = ranked([[2.5, 1.0]], ["i 3", "i1"])
     run_files.write_trec(tmp_path, collection, np.array([1]), ranking, "AXN")
     assert (tmp_path / "run.trec").read_text() == "q1 Q0 i%203 1 2.5 AXN\nq1 Q0 i1 2 1 AXN\n"
-    lines = list(read_by_others(str(tmp_path / "run.trec")))
-    assert [(line.query_id, line.doc_id, line.score) for line in lines] == [("q1", "i%203", 2.5), ("q1", "i1", 1.0)]
+    assert run_files.read_trec(tmp_path / "run.trec") == {"q1": [("i 3", 2.5), ("i1", 1.0)]}
 
 
-def test_trec_ids_stay_apart(tmp_path: Path) -> None:
-    """`d 2` and `d%202` became one item, found twice."""
-    names = ["d 2", "d%202", "d%2", "d\u00a02", "d2"]
-    collection, ranking = ranked([[5.0, 4.0, 3.0, 2.0, 1.0]], names)
-    run_files.write_trec(tmp_path, collection, np.array([0]), ranking, "x")
-    written = [line.doc_id for line in read_by_others(str(tmp_path / "run.trec"))]
-    assert [unquote(name) for name in written] == names and len(set(written)) == len(names)
+def test_no_two_ids_become_one_in_a_run(tmp_path: Path) -> None:
+    """Two items under one id: whoever reads the run counts one of them twice and the other never."""
+    ids = ["d 2", "d%202", "d%25202", "d%2", "100%", "d\u00a02", "d%C2%A02", "d\t2", "d%092", "d%"]
+    collection, ranking = ranked([[float(-n) for n in range(len(ids))]], ids)
+    run_files.write_trec(tmp_path, collection, np.array([1]), ranking, "AXN")
+    written = [line.split(" ")[2] for line in (tmp_path / "run.trec").read_text().splitlines()]
+    assert len(set(written)) == len(ids)
+    assert not any(chr(code).isspace() for code in range(0x3001, sys.maxunicode + 1))
+    assert [name for name, column in zip(ids, written, strict=True) if name == column] == [
+        "d%2",
+        "100%",
+        "d%",
+    ]  # plain ids stay as they are
+    assert [name for name, _ in run_files.read_trec(tmp_path / "run.trec")["q1"]] == ids
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "9" * 5000])
+def test_json_that_no_evaluation_writes(tmp_path: Path, text: str) -> None:
+    """Python's own errors for these name neither the file nor what to do."""
+    (tmp_path / "metrics.json").write_text(text)
+    with pytest.raises(DataError, match=r"metrics\.json:1: JSON that cannot be read"):
+        run_files.read_metrics(tmp_path)
 
 
 def test_trec_run_keeps_our_order_in_other_programs(tmp_path: Path) -> None:
@@ -202,6 +214,7 @@ def test_trec_run_keeps_our_order_in_other_programs(tmp_path: Path) -> None:
     scores = [[0.7] * 4, [3.0, 0.0, 0.0, 0.0], [1e-7, 0.9e-7, 0.8e-7, -inf], [2.0, 2.0, -inf, -inf]]
     collection, ranking = ranked(scores, ["b", "d", "a", "c"])
     run_files.write_trec(tmp_path, collection, np.arange(4), ranking, "x")
+    read_by_others: Callable[[str], Any] = ir_measures.read_trec_run
     run = list(read_by_others(str(tmp_path / "run.trec")))
     for item in range(4):
         collection = Collection(collection.name, collection.items, collection.queries, [{item: 1}] * 5)
@@ -210,8 +223,23 @@ def test_trec_run_keeps_our_order_in_other_programs(tmp_path: Path) -> None:
             theirs = {m.query_id: m.value for m in ir_measures.iter_calc([measure], qrels, run)}
             ours = ir_metrics(ranking.items, collection, np.arange(4), [str(measure)])[str(measure)]
             assert [theirs[f"q{n}"] for n in range(4)] == ours.tolist() == [1 / (item + 1)] * 4
-    np.testing.assert_allclose([line.score for line in run if line.query_id == "q1"], scores[1], atol=1e-30)
-    np.testing.assert_allclose([line.score for line in run if line.query_id == "q0"], scores[0], rtol=1e-6)
+    read = run_files.read_trec(tmp_path / "run.trec")
+    np.testing.assert_allclose([score for _, score in read["q1"]], scores[1], atol=1e-30)
+    np.testing.assert_allclose([score for _, score in read["q0"]], scores[0], rtol=1e-6)
+
+
+def test_trec_runs_of_others(tmp_path: Path) -> None:
+    """The ranks give the order, not the lines; a line that is none of a run is named."""
+    path = tmp_path / "run.trec"
+    path.write_text("q1 Q0 b 2 0.5 tag\nq1\tQ0\ta\t1\t0.9\ttag\n\nq2 Q0 a 1 3 tag\n")
+    assert run_files.read_trec(path) == {"q1": [("a", 0.9), ("b", 0.5)], "q2": [("a", 3.0)]}
+    for line in ("q1 Q0 b 2 0.5", "q1 Q0 b 2 high tag", "q1 Q0 a b 2 0.5 tag"):
+        path.write_text(f"q1 Q0 a 1 0.9 tag\n{line}\n")
+        with pytest.raises(DataError, match=r"run\.trec:2: expected `query Q0 item rank score tag`, got"):
+            run_files.read_trec(path)
+    path.write_text("")
+    with pytest.raises(DataError, match="holds no results"):
+        run_files.read_trec(path)
 
 
 def test_versions_and_commit(monkeypatch: pytest.MonkeyPatch) -> None:

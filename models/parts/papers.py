@@ -1,4 +1,4 @@
-"""BibTeX entries of papers that several systems are from; a system of one file keeps its own there."""
+"""Papers that several systems are from, as BibTeX; they stand in README.md too."""
 
 from __future__ import annotations
 
@@ -22,4 +22,10 @@ RAILS = """\
   booktitle = {Proceedings of the ACM Web Conference},
   note      = {arXiv:2407.15462},
   year      = {2025}
+}"""
+HYPENCODER = """\
+@misc{killingback2025hypencoder,
+  title  = {Hypencoder: Hypernetworks for Information Retrieval},
+  author = {Killingback, Julian and Zeng, Hansi and Zamani, Hamed},
+  year   = {2025}
 }"""
