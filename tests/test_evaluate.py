@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import ir_measures
 import numpy as np
 import pytest
 import torch
@@ -18,7 +20,6 @@ from simzoo.core.records import DataError
 from simzoo.models.cross_encoder import CrossEncoder
 from simzoo.models.dual_encoder import DualEncoder
 from simzoo.models.formats import load, save
-from simzoo.retrieval.results.run_files import read_trec
 from tests.toy import toy_collection
 
 ROOT = Path(__file__).parents[1]
@@ -128,8 +129,9 @@ def test_bfloat16_is_close_and_said(world: Path) -> None:
         world, "half", "--search", "Rerank", "--search.first_stage", "BM25", "--search.budget", "12", "--bf16", "true"
     )
     assert (exact["bf16"], half["bf16"]) == (False, True)
-    runs = [read_trec(world / name / "run.trec") for name in ("fp32", "half")]
-    a, b = ({(q, item): score for q, found in one.items() for item, score in found} for one in runs)
+    read: Callable[[str], Any] = ir_measures.read_trec_run
+    runs = [read(str(world / name / "run.trec")) for name in ("fp32", "half")]
+    a, b = ({(line.query_id, line.doc_id): line.score for line in one} for one in runs)
     common = sorted(a.keys() & b.keys())
     difference = np.abs([a[key] - b[key] for key in common])
     assert len(common) > 200 and 0 < difference.max() < 0.05 * np.std([a[key] for key in common]) + 0.2

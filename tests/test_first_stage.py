@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -115,6 +117,15 @@ def test_alias_table_puts_senses_first() -> None:
     assert drawn == {(2, 0), (0, 2)}
     with pytest.raises(ValueError, match="no alias table"):
         AliasTable().index(CORPUS)
+
+
+def test_tfidf_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every command ended in an ImportError where scikit-learn was not installed, also those that do not use it."""
+    monkeypatch.setitem(sys.modules, "sklearn.feature_extraction.text", None)
+    with pytest.raises(ImportError, match=r"TFIDF needs scikit-learn: pip install 'simzoo\[tfidf\]'"):
+        TFIDF().index(CORPUS)
+    code = "import sys; sys.modules['sklearn'] = None; from simzoo.retrieval.first_stages.lexical import BM25"
+    assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[1]).returncode == 0
 
 
 STAGES = [BM25(), TFIDF(), Random(), Dense.of(DualEncoder.tiny().eval())]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,8 @@ def save_sentence_transformer(model: LearnedSimilarity, folder: Path) -> None:
             module.linear.load_state_dict(part.state_dict())
         made = Pairs(modules=[transformer, Pooling(width, "cls"), *dense], activation_fn=nn.Identity())
     made.save(str(folder), create_model_card=False)
+    for weights in folder.rglob("*.safetensors"):  # safetensors makes its files for their owner alone
+        shutil.copymode(folder / "config.json", weights)
 
 
 def save_onnx(model: LearnedSimilarity, folder: Path) -> None:

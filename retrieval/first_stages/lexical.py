@@ -13,7 +13,6 @@ from typing import Any
 
 import bm25s
 import numpy as np
-from sklearn.feature_extraction.text import TfidfVectorizer
 
 from simzoo.core.records import DataError, Item, Query
 from simzoo.retrieval.first_stages.first_stage import ScoresAll
@@ -134,14 +133,19 @@ class BM25(ScoresAll):
 
 
 class TFIDF(ScoresAll):
-    """Cosine of TF-IDF vectors over title and text (scikit-learn)."""
+    """Cosine of TF-IDF vectors over title and text (scikit-learn, the extra ``tfidf``)."""
 
     def prepare(self) -> None:
         """See `FirstStage.prepare`.
 
         Raises:
+            ImportError: scikit-learn is not installed.
             ValueError: no item has a word.
         """
+        try:
+            from sklearn.feature_extraction.text import TfidfVectorizer
+        except ImportError as error:
+            raise ImportError("TFIDF needs scikit-learn: pip install 'simzoo[tfidf]'") from error
         self._vectorizer = TfidfVectorizer()
         try:
             vectors = self._vectorizer.fit_transform([text_of(item) for item in self.corpus.items])

@@ -206,6 +206,8 @@ def write_trec(folder: Path, collection: Collection, query_rows: Rows, ranking: 
 def read_trec(path: Path) -> dict[str, list[tuple[str, float]]]:
     """A run in TREC's layout: by query id, (item id, score) in the order of the ranks; ids as before `write_trec`.
 
+    `ir_measures.read_trec_run` reads the same files, with ids as they stand there; a damaged line it does not name.
+
     Raises:
         DataError: the file is missing or empty, or a line does not have six columns with a rank and a score.
     """
