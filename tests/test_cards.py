@@ -9,9 +9,12 @@ from pathlib import Path
 import pytest
 
 from benchmarks.zoo import measure as zoo
+from simzoo.models.formats import citation_of
+from simzoo.models.parts import papers
+from simzoo.models.similarity import LearnedSimilarity
 from simzoo.retrieval.hub.card import SECTIONS, empty_sections, render
-from simzoo.retrieval.hub.citations import BY_CLASS
 from simzoo.retrieval.hub.commands import verify
+from tests.test_similarities import registered
 
 ROOT = Path(__file__).resolve().parents[1]
 CHECKPOINTS = sorted(path.parent for path in (ROOT / "checkpoints").glob("*/config.json"))
@@ -52,16 +55,21 @@ def test_cards_name_what_they_must() -> None:
     assert "model-index:" in results and "command: python evaluate.py run" in results
 
 
-def test_every_similarity_has_a_citation() -> None:
+@pytest.mark.parametrize("cls", registered(), ids=lambda cls: cls.__name__)
+def test_every_similarity_has_a_citation(cls: type[LearnedSimilarity]) -> None:
     """Without one the card has an empty section, which nothing but a change of the code could fill."""
-    recipes = "".join(path.read_text() for path in (ROOT / "configs").rglob("*.yaml"))
-    assert set(re.findall(r"class_path: simzoo\.models\.\w+\.(\w+)", recipes)) <= BY_CLASS.keys()
+    assert re.fullmatch(r"@\w+\{[\w-]+,\n.*title\s*= \{.*\n\}", cls.citation, flags=re.DOTALL)
+    config = {"class": f"{cls.__module__}.{cls.__name__}"}
+    assert citation_of(config) == cls.citation
+    assert citation_of({"class": "os.system"}) == ""
 
 
 def test_citations_are_those_of_the_readme() -> None:
     """Two lists of papers drift apart; the one that is copied is then the wrong one."""
     readme = (ROOT / "README.md").read_text()
-    assert [name for name, text in BY_CLASS.items() if text not in readme] == []
+    shared = {name: text for name, text in vars(papers).items() if name.isupper()}
+    assert len(shared) >= 4
+    assert [name for name, text in shared.items() if text not in readme] == []
 
 
 def test_the_zoos_pages_are_as_measured() -> None:

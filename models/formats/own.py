@@ -15,13 +15,19 @@ from simzoo.core.hub import file_sha256, local_path, write_manifest
 from simzoo.core.settings import plain
 from simzoo.models.checkpointing import read
 from simzoo.models.formats.arguments import build, own_class
+from simzoo.models.formats.renamed import brought_forward
 from simzoo.models.parts.backbone import Encoder, packaged, resolve_backbone
+from simzoo.models.parts.classifier import Classifier
+from simzoo.models.parts.finite import check_finite
 from simzoo.models.parts.weights import Bounded, read_weights
 from simzoo.models.similarity import LearnedSimilarity
 
 FORMAT = 1
 TRAINING = ("loss", "optimization")
 """Parameters of every similarity that say how it is trained; a checkpoint does not hold them."""
+
+TRANSFORMERS = (Encoder, Classifier)
+"""Parts of a model whose adapters are folded in, and that compute in another dtype if asked to."""
 
 SCRATCH = ".writing"
 """Folder inside a checkpoint that is being written, with what is not yet in its place."""
@@ -102,17 +108,26 @@ def load(
     return _in_dtype(model.eval(), dtype).to(device)
 
 
+def citation_of(config: dict[str, Any]) -> str:
+    """BibTeX of the system that a config.json names; empty for a class that is not ours."""
+    try:
+        return own_class(config["class"], LearnedSimilarity, "class", "similarity").citation  # type: ignore[type-abstract]
+    except ValueError:
+        return ""
+
+
 def _own(folder: Path, merge: bool) -> LearnedSimilarity:
     config = read_config(folder)
     file = folder / "config.json"
     # What is abstract is refused, so that this is a class that can be made.
     cls = own_class(config["class"], LearnedSimilarity, f"{file}: class", "similarity of this project's models")  # type: ignore[type-abstract]
-    model = build(cls, config["arguments"], f"{file}: arguments", skip=TRAINING)
+    arguments = brought_forward(cls, config["arguments"], f"{file}: arguments")
+    model = build(cls, arguments, f"{file}: arguments", skip=TRAINING)
     _load_weights(model, folder / "model.safetensors")
     model.weights_sha256 = file_sha256(folder / "model.safetensors")
     if merge:
         for part in model.children():
-            if isinstance(part, Encoder):
+            if isinstance(part, TRANSFORMERS):
                 part.merge()
     return model
 
@@ -162,8 +177,14 @@ def _load_weights(model: LearnedSimilarity, path: Path) -> None:
 
 
 def restore(model: LearnedSimilarity, path: Path) -> None:
-    """Loads the trained parameters of a training checkpoint (.ckpt) into a model; no code in the file is run."""
+    """Loads the trained parameters of a training checkpoint (.ckpt) into a model; no code in the file is run.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is no training checkpoint, or one of another model.
+    """
     state = read(path)["state_dict"]
+    check_finite(state, path)
     expected = model.trained_state()
     if state.keys() != expected.keys():
         raise ValueError(f"{path} does not hold the parameters of this {type(model).__name__}")

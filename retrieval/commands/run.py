@@ -74,7 +74,9 @@ def run(
     similarity = None if checkpoint is None else loaded(checkpoint, bf16)
     judge = judge_of(similarity, searcher, collection, len(rows), store, dtype_of(bf16))
     encoding = time.perf_counter() - start
-    corpus = Corpus.of(collection, judge, anchors=[collection.queries[row] for row in anchors])
+    # Anchors of the data's own spare the test queries.
+    own = collection.anchors or [collection.queries[row] for row in anchors]
+    corpus = Corpus.of(collection, judge, anchors=own)
     result = evaluate(searcher, corpus, collection, rows, k, names, None if known is None else known.scores)
     about = {
         "checkpoint": {"name": checkpoint, "sha256": similarity and similarity.weights_sha256},

@@ -13,8 +13,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from simzoo.core.hub import write_manifest
 from simzoo.core.records import DataError
-from simzoo.models.formats import load
-from simzoo.retrieval.hub.citations import BY_CLASS
+from simzoo.models.formats import citation_of, load
 from simzoo.retrieval.results.run_files import read_metrics, write_text
 
 SHOWN = ("accuracy", "accuracy (ambiguous)", "nDCG@10", "R@10", "R@64")
@@ -113,7 +112,7 @@ def render(folder: Path, name: str) -> str:
         ),
         "Cost": _cost(folder, runs),
         "Limits": about.limits,
-        "Citation": f"```bibtex\n{BY_CLASS[_class(config)]}\n```" if _class(config) in BY_CLASS else "",
+        "Citation": f"```bibtex\n{cited}\n```" if (cited := citation_of(config)) else "",
     }
     assert tuple(parts) == SECTIONS
     body = "\n\n".join(f"## {heading}\n\n{part}" for heading, part in parts.items())

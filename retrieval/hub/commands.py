@@ -96,7 +96,7 @@ def pull(name: str, to: Path | None = None) -> Path:
 
 
 @dataclass(frozen=True)
-class Found:
+class ListedCheckpoint:
     """A checkpoint that `list_checkpoints` found.
 
     Attributes:
@@ -110,7 +110,7 @@ class Found:
     size: int | None
 
 
-def list_checkpoints(owner: str | None = None) -> list[Found]:
+def list_checkpoints(owner: str | None = None) -> list[ListedCheckpoint]:
     """Lists checkpoints: those in checkpoints/ and in the Hub's cache, or an owner's on the Hub.
 
     Args:
@@ -177,7 +177,7 @@ def _whole(name: str) -> Path:
     return local_path(name) if Path(name).expanduser().exists() else fetch(name, everything=True)
 
 
-def _on_this_machine() -> list[Found]:
+def _on_this_machine() -> list[ListedCheckpoint]:
     from huggingface_hub import scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
 
@@ -193,16 +193,18 @@ def _on_this_machine() -> list[Found]:
     return found
 
 
-def _described(folder: Path, name: str) -> Found:
+def _described(folder: Path, name: str) -> ListedCheckpoint:
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         kind = config.get("class") or config.get("model_type") or ""
     except (OSError, ValueError, AttributeError):
         kind = "?"
-    return Found(name, str(kind).rpartition(".")[2], sum(p.stat().st_size for p in folder.rglob("*") if p.is_file()))
+    return ListedCheckpoint(
+        name, str(kind).rpartition(".")[2], sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())
+    )
 
 
-def _of_owner(owner: str) -> list[Found]:
+def _of_owner(owner: str) -> list[ListedCheckpoint]:
     from huggingface_hub import HfApi
     from huggingface_hub.constants import HF_HUB_DOWNLOAD_TIMEOUT
 
@@ -210,7 +212,9 @@ def _of_owner(owner: str) -> list[Found]:
     with explained(f"listing the checkpoints of {owner}"), timeout(HF_HUB_DOWNLOAD_TIMEOUT):
         models = list(HfApi(library_name="simzoo").list_models(author=owner, filter="simzoo"))
     known = [(model, set(model.tags or ())) for model in models]
-    return [Found(model.id, ", ".join(sorted(t for t in tags if t[:1].isupper())), None) for model, tags in known]
+    return [
+        ListedCheckpoint(model.id, ", ".join(sorted(t for t in tags if t[:1].isupper())), None) for model, tags in known
+    ]
 
 
 def parser() -> ArgumentParser:

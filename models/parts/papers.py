@@ -1,4 +1,4 @@
-"""The papers that the systems are from, as BibTeX."""
+"""Papers that several systems are from, as BibTeX; they stand in README.md too."""
 
 from __future__ import annotations
 
@@ -25,18 +25,3 @@ HYPENCODER = """\
   author = {Killingback, Julian and Zeng, Hansi and Zamani, Hamed},
   year   = {2025}
 }"""
-
-BY_CLASS = {
-    "CrossEncoder": ANNCUR,
-    "DualEncoder": ANNCUR,
-    "CMC": CMC,
-    "DeFormer": CMC,
-    "MixEncoder": CMC,
-    "PolyEncoder": CMC,
-    "SumOfMax": CMC,
-    "MoL": RAILS,
-    "NextItem": RAILS,
-    "NextItemMoL": RAILS,
-    "Hypencoder": HYPENCODER,
-}
-"""By the class of a similarity."""
