@@ -31,7 +31,7 @@ VECTORS = np.random.default_rng(0).normal(size=(40, 6)).astype(np.float32)
 def encode(blocks: Sequence[Sequence[Item]]) -> Iterator[Reps]:
     for block in blocks:
         numbers = torch.tensor([float(item.id) + 1 for item in block])
-        yield {"vector": numbers[:, None].repeat(1, 8), "ids": Ragged.of([[int(n)] * 3 for n in numbers])}
+        yield {"vector": numbers[:, None].repeat(1, 64), "ids": Ragged.of([[int(n)] * 3 for n in numbers])}
 
 
 def build(folder: Path) -> Reps:
