@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from simzoo.core.files import replacing
 from simzoo.core.records import DataError
 from simzoo.retrieval.first_stages.flat_scan import resident, scan
+from simzoo.retrieval.storage.checksums import check, described
 
 try:
     import faiss as _faiss
@@ -194,6 +195,7 @@ class VectorIndex:
                 _write(self._index, file.name)
         count, width = self.vectors.shape
         settings = {"class": type(self.kind).__name__, "arguments": asdict(self.kind), "count": count, "width": width}
+        settings["file"] = None if self._index is None else described(folder / INDEX)
         with replacing(folder / SETTINGS) as file:
             file.write(json.dumps(settings).encode())
 
@@ -212,6 +214,8 @@ def open_index(folder: Path, vectors: Floats) -> VectorIndex:
     try:
         settings = json.loads((folder / SETTINGS).read_text())
         kind = KINDS[settings["class"]](**settings["arguments"])
+        if not isinstance(kind, Flat):
+            check(path, settings["file"])
         index = None if isinstance(kind, Flat) else faiss.read_index(str(path), _MAPPED)
     except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
         raise DataError(f"is no whole vector index ({error}); remove it and build again", folder) from error
@@ -224,6 +228,11 @@ def open_index(folder: Path, vectors: Floats) -> VectorIndex:
 @dataclass
 class FaissKind(IndexKind):
     """How a faiss index is built."""
+
+    @property
+    def least(self) -> int:
+        """Vectors that it takes to build one."""
+        return 1
 
     @abstractmethod
     def empty(self, width: int, count: int) -> Any:
@@ -347,6 +356,11 @@ class IVF(FaissKind):
         lists = self._lists(len(vectors))
         return faiss.SearchParametersIVF(nprobe=min(reach or self.probes or 64, lists), sel=selector)
 
+    @property
+    def least(self) -> int:
+        """See `FaissKind.least`."""
+        return self.lists or 1
+
     def _lists(self, count: int) -> int:
         return self.lists or max(1, min(count, round(4 * math.sqrt(count))))
 
@@ -390,6 +404,11 @@ class IVFPQ(IVF):
     def asked(self, k: int) -> int:
         """See `FaissKind.asked`."""
         return self.refine * k
+
+    @property
+    def least(self) -> int:
+        """See `FaissKind.least`."""
+        return max(256, super().least)
 
 
 @dataclass
