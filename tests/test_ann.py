@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simzoo.core.records import Collection, Item, Query
-from simzoo.retrieval.first_stages.first_stage import BM25, TFIDF, AliasTable, FirstStage, Random
+from simzoo.retrieval.first_stages.first_stage import FirstStage
+from simzoo.retrieval.first_stages.lexical import BM25, TFIDF
+from simzoo.retrieval.first_stages.offered import AliasTable, Random
 from simzoo.retrieval.first_stages.vector_index import HNSW, IVF, Flat, IndexKind
 from simzoo.retrieval.topk import top_columns
 

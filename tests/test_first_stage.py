@@ -16,7 +16,9 @@ from simzoo.models.cross_encoder import CrossEncoder
 from simzoo.models.dual_encoder import DualEncoder
 from simzoo.models.formats import save
 from simzoo.retrieval.first_stages.dense import Dense
-from simzoo.retrieval.first_stages.first_stage import BM25, TFIDF, AliasTable, FirstStage, Random
+from simzoo.retrieval.first_stages.first_stage import FirstStage
+from simzoo.retrieval.first_stages.lexical import BM25, TFIDF
+from simzoo.retrieval.first_stages.offered import AliasTable, Random
 from simzoo.retrieval.first_stages.vector_index import HNSW, IVF, Flat
 from tests.toy import toy_collection
 

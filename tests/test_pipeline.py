@@ -15,7 +15,7 @@ from simzoo.models.formats import load, save
 from simzoo.models.similarity import LearnedSimilarity
 from simzoo.retrieval.evaluation import evaluate, similarity_scorer
 from simzoo.retrieval.first_stages.dense import Dense
-from simzoo.retrieval.first_stages.first_stage import BM25
+from simzoo.retrieval.first_stages.lexical import BM25
 from simzoo.retrieval.searcher import SearchTask
 from simzoo.retrieval.searchers.axn import AXN
 from simzoo.retrieval.searchers.cur import CUR
