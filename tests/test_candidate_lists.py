@@ -13,7 +13,7 @@ from simzoo.core.records import Collection, DataError, Item, Query
 from simzoo.datamodules.readers.dstc7 import ADDED, load_dstc7
 from simzoo.datamodules.readers.json_lines import read_json_array
 from simzoo.datamodules.readers.msmarco import NO_CANDIDATES, NO_JUDGEMENT, load_msmarco
-from simzoo.retrieval.first_stages.first_stage import Given
+from simzoo.retrieval.first_stages.offered import Given
 from simzoo.retrieval.mining import mine
 from tests.layouts import dialogue, write_dstc7, write_msmarco
 

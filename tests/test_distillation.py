@@ -25,7 +25,7 @@ from simzoo.models.formats import load, save
 from simzoo.models.training import Optimization
 from simzoo.retrieval import teaching
 from simzoo.retrieval.evaluation import similarity_scorer
-from simzoo.retrieval.first_stages.first_stage import BM25
+from simzoo.retrieval.first_stages.lexical import BM25
 from simzoo.retrieval.teaching import write_lessons
 from tests.test_training import trainer
 from tests.toy import Toy, toy_collection

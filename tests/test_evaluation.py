@@ -7,7 +7,7 @@ import pytest
 
 from simzoo.core.records import Collection, History, Item, Query
 from simzoo.retrieval.evaluation import evaluate
-from simzoo.retrieval.first_stages.first_stage import Random
+from simzoo.retrieval.first_stages.offered import Random
 from simzoo.retrieval.scorer import Rows, Scorer
 from simzoo.retrieval.searcher import SearchTask
 from simzoo.retrieval.searchers.exact import Exact, Rerank

@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 from simzoo.core.records import Collection
 from simzoo.datamodules.readers.wordnet import find_wordnet, load_wordnet
 from simzoo.retrieval.first_stages.dense import Dense
-from simzoo.retrieval.first_stages.first_stage import BM25
+from simzoo.retrieval.first_stages.lexical import BM25
 from simzoo.retrieval.results.metrics import topk_recall
 from simzoo.retrieval.scorer import Rows, Scorer, Scores
 from simzoo.retrieval.searcher import Searcher, SearchTask

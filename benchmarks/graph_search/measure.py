@@ -34,7 +34,7 @@ from simzoo.core.reps import Reps, take
 from simzoo.datamodules.readers.wordnet import TEST_WORLDS
 from simzoo.models.hypencoder import Hypencoder
 from simzoo.models.parts.q_net import QNet, QNetConfig
-from simzoo.retrieval.first_stages.first_stage import BM25
+from simzoo.retrieval.first_stages.lexical import BM25
 from simzoo.retrieval.scorer import Represented, Scorer
 from simzoo.retrieval.searcher import Searcher, SearchTask, Stopwatch
 from simzoo.retrieval.searchers.graph_search import EntryPoints, GraphSearch, RandomItems, Retrieved, own_vectors

@@ -22,7 +22,8 @@ from simzoo.models.parts.backbone import MINILM
 from simzoo.models.similarity import LearnedSimilarity, fastest_device
 from simzoo.retrieval.evaluation import evaluate, similarity_scorer, split_queries
 from simzoo.retrieval.first_stages.dense import Dense
-from simzoo.retrieval.first_stages.first_stage import BM25, AliasTable
+from simzoo.retrieval.first_stages.lexical import BM25
+from simzoo.retrieval.first_stages.offered import AliasTable
 from simzoo.retrieval.results.metrics import Values, interval
 from simzoo.retrieval.results.significance import holm, paired_randomization
 from simzoo.retrieval.scorer import Rows, Scorer

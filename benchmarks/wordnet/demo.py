@@ -22,7 +22,8 @@ from simzoo.datamodules.readers.wordnet import find_wordnet, load_wordnet
 from simzoo.models.formats import load
 from simzoo.retrieval.evaluation import evaluate, similarity_scorer
 from simzoo.retrieval.first_stages.dense import Dense
-from simzoo.retrieval.first_stages.first_stage import BM25, AliasTable
+from simzoo.retrieval.first_stages.lexical import BM25
+from simzoo.retrieval.first_stages.offered import AliasTable
 from simzoo.retrieval.results import run_files
 from simzoo.retrieval.results.report import Example, RunReport, write_report
 from simzoo.retrieval.scorer import Rows, Scorer

@@ -104,6 +104,7 @@ class Example:
         """The example at a place of the ranking."""
         row = int(query_rows[place])
         items, scores = ranking.items[place].tolist(), ranking.scores[place].tolist()
+        items = [item for item in items if item >= 0]
         relevant = collection.relevant(row)
 
         def result(item: int) -> Result:
@@ -177,7 +178,7 @@ def _facts_of(about: Mapping[str, Any]) -> dict[str, str]:
     """What describes a run, by name, as HTML."""
     data, checkpoint, searcher = about["data"], about["checkpoint"], about["searcher"]
     sha256 = checkpoint.get("sha256")
-    settings = ", ".join(f"{name} {value}" for name, value in searcher.items() if name != "name")
+    settings = ", ".join(f"{name} {_setting(value)}" for name, value in searcher.items() if name != "name")
     given = {
         "data": f"{data['name']}, {about['queries']:,} queries, fingerprint {data['fingerprint'][:12]}",
         "reader's counts": "; ".join(f"{reason}: {count:,}" for reason, count in data.get("notes", {}).items()),
@@ -347,3 +348,11 @@ def _query(query: Query) -> str:
 
 def _head(text: str, length: int) -> str:
     return text if len(text) <= length else f"{text[:length].rstrip()} …"
+
+
+def _setting(value: Any) -> str:
+    """A setting; of a part its class, and its own settings in brackets."""
+    if not isinstance(value, dict):
+        return str(value)
+    inner = ", ".join(f"{name} {_setting(one)}" for name, one in value.items() if name != "name")
+    return f"{value.get('name', '')} ({inner})" if inner else str(value.get("name", ""))
