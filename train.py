@@ -5,6 +5,11 @@ from __future__ import annotations
 if __name__ not in ("__main__", "simzoo.train"):
     raise ImportError("train is a part of simzoo: import simzoo.train instead of train")
 
+if __name__ == "__main__":
+    from simzoo.core.interrupts import end_without_traceback
+
+    end_without_traceback()
+
 import sys
 import warnings
 from pathlib import Path
@@ -18,6 +23,8 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 import simzoo.datamodules.next_items
 import simzoo.datamodules.sources  # noqa: F401  known by class name on the command line
 from simzoo.datamodules.lists import RetrievalData
+from simzoo.models.checkpointing import on_disk, read
+from simzoo.models.durable import Durable, check_release, command_of, resolve
 from simzoo.models.formats import restore, save
 from simzoo.models.similarity import LearnedSimilarity
 
@@ -92,22 +99,39 @@ class CLI(LightningCLI):
         """Seeds model and data; ``seed_everything`` is a number by now."""
         self.config = with_seeds(self.config)
 
+    def _parse_ckpt_path(self) -> None:
+        """Refuses what is no file here, before any work; a checkpoint's arguments are no part of the configuration."""
+        path = self.config.get(str(self.config.get("subcommand")), {}).get("ckpt_path")
+        if path not in (None, "last", "best", "hpc") and not on_disk(path).is_file():
+            read(path)
+
+    def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
+        """Names the checkpoint that ``last`` stands for."""
+        settings: dict[str, Any] = super()._prepare_subcommand_kwargs(subcommand)
+        return {**settings, "ckpt_path": resolve(self.trainer, settings["ckpt_path"])}
+
     def before_fit(self) -> None:
         """Installs the release callback."""
         if self.config.fit.release is not None:
+            check_release(Path(self.config.fit.release))
             trainer: Any = self.trainer
             trainer.callbacks.append(Release(Path(self.config.fit.release)))
 
 
 def main(args: list[str] | None = None, run: bool = True) -> CLI:
     """Runs the command line; ``run=False`` only parses and composes."""
+    with Durable(command_of(args)) as durable:
+        return _cli(args, run, durable)
+
+
+def _cli(args: list[str] | None, run: bool, durable: Durable) -> CLI:
     return CLI(
         LearnedSimilarity,
         RetrievalData,
         subclass_mode_model=True,
         subclass_mode_data=True,
         seed_everything_default=0,
-        trainer_defaults={"use_distributed_sampler": False, "num_sanity_val_steps": 0},
+        trainer_defaults={"use_distributed_sampler": False, "num_sanity_val_steps": 0, "callbacks": [durable]},
         save_config_kwargs={"overwrite": True},
         parser_class=Parser,
         parser_kwargs={"allow_abbrev": False},

@@ -70,7 +70,8 @@ def local_path(name: str | Path) -> Path:
 
     Raises:
         HubError: there is no such file or folder, and the Hub does not give it.
-        ValueError: the files are not what their manifest says, or an archive is refused.
+        ValueError: the files are not what their manifest says, a link leads out of the folder, or an archive is
+            refused.
     """
     path = Path(name).expanduser()
     if path.is_file():
@@ -112,7 +113,7 @@ def _snapshot(name: str, allow: Sequence[str] | None, ignore: Sequence[str]) -> 
     with explained(f"fetching {name}"), timeout(HF_HUB_DOWNLOAD_TIMEOUT):
         allowed = None if allow is None else list(allow)
         folder = Path(snapshot_download(repo, revision=revision, allow_patterns=allowed, ignore_patterns=list(ignore)))
-    return _checked(folder)
+    return _checked(folder, in_cache=True)
 
 
 @contextmanager
@@ -140,7 +141,12 @@ def timeout(seconds: float) -> Iterator[None]:
 
 
 def write_manifest(folder: Path) -> None:
-    """Writes manifest.json: size and sha256 of every file of a checkpoint folder."""
+    """Writes manifest.json: size and sha256 of every file of a checkpoint folder.
+
+    Raises:
+        ValueError: a link leads out of the folder.
+    """
+    check_links(folder)
     files = {
         path.relative_to(folder).as_posix(): {"size": path.stat().st_size, "sha256": file_sha256(path)}
         for path in checkpoint_files(folder)
@@ -186,13 +192,49 @@ def read_manifest(folder: Path) -> Mapping[str, Mapping[str, Any]]:
     return known
 
 
+def check_links(folder: Path) -> None:
+    """Refuses a folder with a link that leads out of it: others would say which file is read, sent or replaced.
+
+    A snapshot in the Hub's cache has its files in the ``blobs`` of the same repository, and may link there.
+
+    Raises:
+        ValueError: a link leads elsewhere, or in a circle.
+    """
+    root = folder.resolve()
+    inside = [root, *(_blobs(place) for place in (root, *root.parents) if _is_snapshot(place))]
+    for path in sorted(folder.rglob("*")):
+        if not path.is_symlink():
+            continue
+        try:
+            target = path.resolve()
+        except (OSError, RuntimeError) as error:
+            raise ValueError(f"{path} is a link that leads nowhere ({error}); the folder is refused") from error
+        if not any(target.is_relative_to(place) for place in inside):
+            raise ValueError(
+                f"{path} is a link that leads out of its folder, to {target}; the folder is refused: put the file "
+                "itself there"
+            )
+
+
+def _is_snapshot(place: Path) -> bool:
+    return place.parent.name == "snapshots" and place.parent.parent.name.startswith("models--")
+
+
+def _blobs(snapshot: Path) -> Path:
+    return snapshot.parent.parent / "blobs"
+
+
 def problems(folder: Path, whole: bool = True) -> list[str]:
     """What is wrong with a folder's files, by its manifest and by the names that the Hub's cache gives them.
 
     Args:
         folder: a checkpoint's.
         whole: look also at the documents, and for files that the manifest names and that are not there.
+
+    Raises:
+        ValueError: the manifest is damaged, or a link leads out of the folder.
     """
+    check_links(folder)
     found = []
     for name, expected in read_manifest(folder).items():
         path = folder / name
@@ -213,7 +255,8 @@ def problems(folder: Path, whole: bool = True) -> list[str]:
     return found
 
 
-def _checked(folder: Path) -> Path:
+def _checked(folder: Path, in_cache: bool = False) -> Path:
+    """The folder, if its files are in order; what is damaged is removed where the Hub's client put it, nowhere else."""
     for path in folder.rglob("*.json"):
         if path.is_file() and (size := path.stat().st_size) > MOST_SETTINGS:
             raise ValueError(
@@ -222,12 +265,7 @@ def _checked(folder: Path) -> Path:
     wrong = problems(folder, whole=False)
     if not wrong:
         return folder
-    removed = []
-    for path in checkpoint_files(folder):
-        if path.is_symlink() and any(line.startswith(f"{path.relative_to(folder).as_posix()} ") for line in wrong):
-            path.resolve().unlink(missing_ok=True)
-            path.unlink()
-            removed.append(path.name)
+    removed = _removed(folder, wrong) if in_cache else []
     todo = (
         f"{', '.join(removed)} was removed from the cache: fetch it again; if it comes back the same, the repository "
         "itself is damaged"
@@ -235,6 +273,17 @@ def _checked(folder: Path) -> Path:
         else "restore the file; after a change of your own, `simzoo hub verify --write` accepts it"
     )
     raise ValueError(f"{folder}: {'; '.join(wrong)}. {todo[0].upper()}{todo[1:]}.")
+
+
+def _removed(snapshot: Path, wrong: list[str]) -> list[str]:
+    """Removes damaged files of a snapshot in the Hub's cache, whose links `check_links` found in order; their names."""
+    removed = []
+    for path in checkpoint_files(snapshot):
+        if path.is_symlink() and any(line.startswith(f"{path.relative_to(snapshot).as_posix()} ") for line in wrong):
+            path.resolve().unlink(missing_ok=True)
+            path.unlink()
+            removed.append(path.name)
+    return removed
 
 
 # -- errors ---------------------------------------------------------------------------------------------------------

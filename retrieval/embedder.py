@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
+from threading import Lock
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,6 +17,7 @@ from simzoo.retrieval.storage.encoding import encode_items, encode_queries
 from simzoo.retrieval.topk import Rows, Scores, padded
 
 Floats = NDArray[np.float32]
+KEPT = 4096  # queries whose vectors are kept
 
 
 class VectorSearch(Protocol):
@@ -52,7 +55,8 @@ class Embedder:
         self.vectors = vectors
         self.index = index
         self.exact = exact
-        self._last: tuple[tuple[Query, ...], Floats] | None = None
+        self._recent: OrderedDict[tuple[Query, ...], Floats] = OrderedDict()
+        self._lock = Lock()
 
     @classmethod
     def of(
@@ -93,12 +97,20 @@ class Embedder:
         return taken
 
     def encode(self, queries: Sequence[Query]) -> Floats:
-        """(B, d) vectors of queries; those of the last batch are kept, for the next who asks."""
-        asked, last = tuple(queries), self._last
-        if last is None or last[0] != asked:
-            last = asked, _vectors(encode_queries(self.similarity, asked))
-            self._last = last
-        return last[1]
+        """(B, d) vectors of queries; those of the last batches are kept, for the next who asks."""
+        asked = tuple(queries)
+        with self._lock:
+            known = self._recent.get(asked)
+        if known is None:
+            known = self._encoded(asked)
+            with self._lock:
+                self._recent[asked] = known
+                while len(self._recent) > 1 and sum(map(len, self._recent)) > KEPT:
+                    self._recent.popitem(last=False)
+        return known
+
+    def _encoded(self, queries: Sequence[Query]) -> Floats:
+        return _vectors(encode_queries(self.similarity, queries))
 
     def search(
         self,

@@ -151,17 +151,13 @@ class StoredEmbedder(Embedder):
         self._side = side
         self._segments = index
 
-    def encode(self, queries: Sequence[Query]) -> Floats:
-        """See `Embedder.encode`."""
-        asked, last = tuple(queries), self._last
-        if last is None or last[0] != asked:
-            last = asked, self._side.encode(asked)
-            self._last = last
-        if last[1].shape[1] != self.vectors.shape[1]:
+    def _encoded(self, queries: Sequence[Query]) -> Floats:
+        found = self._side.encode(queries)
+        if found.shape[1] != self.vectors.shape[1]:
             raise ValueError(
-                f"the embedder gives queries {last[1].shape[1]} dimensions, but the items have {self.vectors.shape[1]}"
+                f"the embedder gives queries {found.shape[1]} dimensions, but the items have {self.vectors.shape[1]}"
             )
-        return last[1]
+        return found
 
     def search(
         self, vectors: Floats, k: int, exclude: Rows | None = None, removed: NDArray[np.bool_] | None = None

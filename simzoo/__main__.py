@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 
+from simzoo.core.interrupts import end_without_traceback
+
 COMMANDS = {
     "train": ("simzoo.train", (), "fit, validate or test a similarity; as train.py"),
     "evaluate": ("simzoo.evaluate", (), "run, compare, matrix, teach, card; as evaluate.py"),
@@ -40,6 +42,8 @@ def main(args: list[str] | None = None) -> None:
         print(f"{usage()}\n\nerror: there is no command {name!r}", file=sys.stderr)
         sys.exit(2)
     module, first, _ = COMMANDS[name]
+    if args is None and name == "train":
+        end_without_traceback()
     try:
         import_module(module).main([*first, *rest])
     except (FloatingPointError, OSError, TypeError, ValueError) as error:

@@ -55,7 +55,7 @@ def test_cards_name_what_they_must() -> None:
 def test_every_similarity_has_a_citation() -> None:
     """Without one the card has an empty section, which nothing but a change of the code could fill."""
     recipes = "".join(path.read_text() for path in (ROOT / "configs").rglob("*.yaml"))
-    assert set(re.findall(r"class_path: models\.\w+\.(\w+)", recipes)) <= BY_CLASS.keys()
+    assert set(re.findall(r"class_path: simzoo\.models\.\w+\.(\w+)", recipes)) <= BY_CLASS.keys()
 
 
 def test_citations_are_those_of_the_readme() -> None:

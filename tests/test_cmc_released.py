@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModel
 
+import simzoo
 from simzoo.core.records import Item, Query
 from simzoo.models.cmc import CMC
-from simzoo.models.formats import save
 from simzoo.models.formats.cmc import load_released
 from simzoo.models.formats.known import layout_of
 from simzoo.models.parts.tiny import tiny_backbone
@@ -86,8 +86,8 @@ def test_saved_in_this_projects_layout(tmp_path: Path) -> None:
     found = layout_of(tmp_path)
     assert found is not None and found.name == "CMC"
     model = load(tmp_path)
-    save(model, tmp_path / "own")
-    again = load(tmp_path / "own")
+    simzoo.save(model, tmp_path / "own")
+    again = simzoo.load(tmp_path / "own")
     documents: list[str | Item] = ["the bank of a river", "a small boat", "money"]
     assert again.rank(Query("q", "boats at sea", (0, 5)), documents) == model.rank(
         Query("q", "boats at sea", (0, 5)), documents

@@ -132,6 +132,40 @@ def test_retrieve_needs_no_checkpoint(world: Path) -> None:
         run(world, "none", model=None)
 
 
+def test_a_first_stages_encoder_is_named(world: Path) -> None:
+    """Without its weights' hash and bytes a dense baseline is a figure that nobody can make again."""
+    dense = ["--search.first_stage", "Dense", "--search.first_stage.checkpoint", str(world / "de")]
+    found = run(world, "dense", "--search", "Retrieve", *dense, model=None)
+    stage = found["searcher"]["first_stage"]
+    assert stage["name"] == "Dense" and stage["checkpoint"] == str(world / "de") and stage["ann"] == {"name": "Flat"}
+    assert stage["sha256"] == load(world / "de").weights_sha256
+    assert found["bytes"]["representations"] == stage["bytes"] == 4 * 16 * 40
+
+
+def test_nested_settings_are_kept(world: Path) -> None:
+    """Two runs that differ in their graph, entry points or budget looked the same in metrics.json."""
+    search = ["--search", "GraphSearch", "--search.budget", "30", "--search.breadth", "3"]
+    search += ["--search.vectors", "Dense", "--search.vectors.checkpoint", str(world / "de")]
+    search += [
+        "--search.graph.degree",
+        "5",
+        "--search.entry_points",
+        "RandomItems",
+        "--search.entry_points.count",
+        "12",
+    ]
+    settings = run(world, "graph", *search)["searcher"]
+    assert (settings["name"], settings["budget"], settings["breadth"]) == ("GraphSearch", 30, 3)
+    assert settings["graph"] == {"name": "GraphConfig", "degree": 5, "metric": "l2", "folder": None}
+    assert settings["entry_points"] == {"name": "RandomItems", "count": 12, "seed": 0}
+    assert settings["vectors"]["checkpoint"] == str(world / "de") and settings["vectors"]["sha256"]
+    stages = json.dumps([{"checkpoint": str(world / "ce"), "keep": 4}])
+    found = run(world, "pipeline", "--search", "Pipeline", "--search.depth", "9", "--search.stages", stages, "--k", "4")
+    assert found["searcher"]["stages"] == [{"name": "Stage", "checkpoint": str(world / "ce"), "keep": 4}]
+    assert found["searcher"]["first_stage"] == {"name": "BM25", "k1": 1.5, "b": 0.75}
+    assert "BM25 (k1 1.5, b 0.75)" in (world / "pipeline" / "report.html").read_text()
+
+
 def command(*options: str) -> str:
     done = subprocess.run([sys.executable, "evaluate.py", *options], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode != 0

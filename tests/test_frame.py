@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import shutil
 import subprocess
 import sys
@@ -107,13 +108,19 @@ def unsafe_loads(source: str) -> Iterator[str]:
             bad = name.split(".")[-1] in {"load", "loads", "Unpickler", "open"}
         elif name in {"np.load", "numpy.load"}:
             bad = keywords.get("allow_pickle", False) is not False
+        elif re.fullmatch(r"(transformers\.)?Auto\w+\.from_(pretrained|config)", name):
+            bad = keywords.get("trust_remote_code") is not False  # left out, it asks
         else:
             bad = keywords.get("trust_remote_code", False) is not False
         if bad:
             yield f"line {node.lineno}: {ast.unparse(node)}"
 
 
-@pytest.mark.parametrize("path", [*SOURCES, *(ROOT / name for name in SCRIPTS)], ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [*SOURCES, *(ROOT / name for name in SCRIPTS), *sorted(ROOT.glob("benchmarks/**/*.py"))],
+    ids=lambda path: path.stem,
+)
 def test_nothing_unsafe_is_loaded(path: Path) -> None:
     """Prevents a downloaded checkpoint that runs code on the machine that opens it."""
     assert list(unsafe_loads(path.read_text(encoding="utf-8"))) == []
@@ -132,6 +139,9 @@ def test_nothing_unsafe_is_loaded(path: Path) -> None:
         ("np.load(path, mmap_mode='r')", 0),
         ("AutoModel.from_pretrained(name, trust_remote_code=True)", 1),
         ("AutoModel.from_pretrained(name, trust_remote_code=False)", 0),
+        ("AutoModel.from_pretrained(name)", 1),
+        ("transformers.AutoTokenizer.from_pretrained(name)", 1),
+        ("AutoModel.from_config(config)", 1),
     ],
 )
 def test_unsafe_loads_are_seen(line: str, count: int) -> None:

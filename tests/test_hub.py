@@ -32,7 +32,7 @@ def test_what_is_pushed_is_what_is_pulled(hub: Hub, client: Client, checkpoint: 
     assert got.pop("index/graph/neighbours.npy") == bytes(range(256)) * 20
     changed = {"README.md", "manifest.json"}
     assert {name: got[name] for name in got if name not in changed} == {n: sent[n] for n in sent if n not in changed}
-    assert 'from_pretrained("me/tiny")' in got["README.md"].decode()
+    assert 'simzoo.load("me/tiny")' in got["README.md"].decode()
     hashes = json.loads(got["manifest.json"])["files"]
     assert hashes.keys() == got.keys() - {"manifest.json"} | {"index/graph/neighbours.npy"}
 
@@ -101,7 +101,7 @@ def test_pushed_pulled_loaded_by_revision_and_offline(
     """The circle that everybody walks; the second time without a connection."""
     client.hub("push", checkpoint, "me/circle@v1")
     code = f"""
-from simzoo.models.similarity import LearnedSimilarity
+import simzoo
 value = simzoo.load("me/circle@v1").rank({QUERY!r}, {DOCUMENTS!r})
 """
     found = client.run(code)

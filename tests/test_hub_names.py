@@ -35,7 +35,7 @@ def test_the_lines_of_a_published_card_run(
     repo = hub.repos[f"me/{released}"]
     card = repo.commits[repo.branches["main"]]["README.md"].decode()
     (code,) = re.findall(r"```python\n(.*?)```", card, flags=re.DOTALL)
-    assert f'from_pretrained("me/{released}")' in code
+    assert f'simzoo.load("me/{released}")' in code
     client.run(code, home=tmp_path)
     assert client.printed.strip()
 

@@ -49,7 +49,7 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with torch.no_grad():
         for value in model.parameters():
             value.mul_(10 if value.ndim > 1 else 1)
-    save(model, folder)
+    model.save_pretrained(folder)
     AutoTokenizer.from_pretrained(tiny_backbone()).save_pretrained(folder)
     return folder
 
@@ -172,7 +172,7 @@ def test_released_weights_become_ours(bert: Path, tmp_path: Path, monkeypatch: p
 
 
 def test_released_weights_are_known_by_their_keys(bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """from_pretrained takes the file as it was downloaded; a checkpoint of something else is not taken for one."""
+    """load takes the file as it was downloaded; a checkpoint of something else is not taken for one."""
     defaults = anncur_released.load_released.__defaults__
     monkeypatch.setattr(anncur_released.load_released, "__defaults__", (str(bert),))
     assert defaults == (anncur_released.BERT,)

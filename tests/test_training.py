@@ -225,7 +225,7 @@ def test_mining_is_the_top_of_the_first_stage() -> None:
     collection = toy_collection()
     stage = Dense.of(DualEncoder.tiny().eval())
     mined = mine(stage, collection, 7)
-    expected = stage.queries(np.arange(24)) @ stage.items.T
+    expected = stage.embedder.encode(collection.queries) @ stage.embedder.vectors.T
     np.testing.assert_allclose(mined.scores, -np.sort(-expected, axis=1)[:, :7], atol=1e-5)
     for row in range(24):
         gold = collection.relevant(row)[0]

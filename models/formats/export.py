@@ -16,6 +16,7 @@ from simzoo.models.cross_encoder import CrossEncoder
 from simzoo.models.dual_encoder import DualEncoder
 from simzoo.models.parts.backbone import Encoder
 from simzoo.models.parts.pooling import mean_state
+from simzoo.models.parts.pretrained import unasked
 from simzoo.models.similarity import LearnedSimilarity
 
 
@@ -41,7 +42,9 @@ def save_sentence_transformer(model: LearnedSimilarity, folder: Path) -> None:
     encoder = _exportable(model)
     width = encoder.width
     _write_transformer(encoder, model, folder)
-    transformer: Any = Transformer(str(folder))
+    kwargs = ("model_kwargs", "processor_kwargs", "config_kwargs")
+    with unasked():
+        transformer: Any = Transformer(str(folder), **{name: {"trust_remote_code": False} for name in kwargs})
     if isinstance(model, DualEncoder):
         modules = [transformer, Pooling(width, model.pooling), *([Normalize()] if model.normalize else [])]
         prompts = {"query": _prompt(model, query=True), "document": _prompt(model, query=False)}

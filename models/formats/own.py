@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
-import re
-import tempfile
-from inspect import isabstract
+import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
-from jsonargparse import ArgumentError, ArgumentParser
 from safetensors.torch import save_file
 
 from simzoo.core.hub import file_sha256, local_path, write_manifest
 from simzoo.core.settings import plain
+from simzoo.models.checkpointing import read
+from simzoo.models.formats.arguments import build, own_class
 from simzoo.models.parts.backbone import Encoder, packaged, resolve_backbone
 from simzoo.models.parts.weights import Bounded, read_weights
 from simzoo.models.similarity import LearnedSimilarity
 
 FORMAT = 1
-MOVED = {"mol": "mixture_of_logits"}  # modules that earlier checkpoints know by another name
+TRAINING = ("loss", "optimization")
+"""Parameters of every similarity that say how it is trained; a checkpoint does not hold them."""
+
+SCRATCH = ".writing"
+"""Folder inside a checkpoint that is being written, with what is not yet in its place."""
+
 SPARE = 25_000_000
 """Numbers that a model may make besides the weights of its files: masks, positions, what is drawn."""
 
@@ -45,13 +48,22 @@ def save(model: LearnedSimilarity, folder: str | Path, dtype: torch.dtype = torc
     tensors = {name: value.to(dtype).contiguous().cpu() for name, value in model.trained_state().items()}
     if not tensors:
         raise ValueError("nothing to save: the model's adapters were merged; save it before Encoder.merge()")
-    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
-        save_file(tensors, Path(scratch) / "model.safetensors")
-        (Path(scratch) / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    # Inside the folder, which may be a disk of its own; a killed run's scratch is the same.
+    scratch = folder / SCRATCH
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir()
+    try:
+        save_file(tensors, scratch / "model.safetensors")
+        (scratch / "config.json").write_text(json.dumps(config, indent=2) + "\n")
         if model.text is not None:
             model.text.tokenizer.save_pretrained(scratch)
-        for file in sorted(Path(scratch).iterdir()):
+        for file in scratch.iterdir():
+            with file.open("rb") as written:
+                os.fsync(written.fileno())
+        for file in sorted(scratch.iterdir()):
             os.replace(file, folder / file.name)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
     write_manifest(folder)
 
 
@@ -85,18 +97,17 @@ def load(
         with Bounded(place, sum(path.stat().st_size for path in files) + SPARE):
             model = _own(place, merge) if layout is None else layout.load(place, name)
     # Values of types that a class or a layout does not expect raise whatever they raise in it.
-    except (ArgumentError, AttributeError, IndexError, KeyError, TypeError) as error:
+    except (AttributeError, IndexError, KeyError, TypeError) as error:
         raise ValueError(f"{place}: its configuration cannot be used: {type(error).__name__}: {error}") from error
     return _in_dtype(model.eval(), dtype).to(device)
 
 
 def _own(folder: Path, merge: bool) -> LearnedSimilarity:
     config = read_config(folder)
-    cls = _allowed(config["class"], folder / "config.json")
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_class_arguments(cls, "model", skip={"loss", "optimization"})
-    parsed = parser.parse_object({"model": config["arguments"]})
-    model: LearnedSimilarity = parser.instantiate(parsed).model
+    file = folder / "config.json"
+    # What is abstract is refused, so that this is a class that can be made.
+    cls = own_class(config["class"], LearnedSimilarity, f"{file}: class", "similarity of this project's models")  # type: ignore[type-abstract]
+    model = build(cls, config["arguments"], f"{file}: arguments", skip=TRAINING)
     _load_weights(model, folder / "model.safetensors")
     model.weights_sha256 = file_sha256(folder / "model.safetensors")
     if merge:
@@ -135,22 +146,6 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def _allowed(class_path: str, where: Path) -> type[LearnedSimilarity]:
-    """The class a config names: a similarity defined in a file of this package, nothing else is imported."""
-    matched = re.fullmatch(r"(?:simzoo\.)?models\.([a-z][a-z0-9_]*)\.([A-Z][A-Za-z0-9]*)", str(class_path))
-    if matched and (Path(__file__).parents[1] / f"{MOVED.get(matched[1], matched[1])}.py").is_file():
-        module = f"simzoo.models.{MOVED.get(matched[1], matched[1])}"
-        found = getattr(importlib.import_module(module), matched[2], None)
-        if (
-            isinstance(found, type)
-            and issubclass(found, LearnedSimilarity)
-            and not isabstract(found)
-            and found.__module__ == module
-        ):
-            return found
-    raise ValueError(f"{where}: class {class_path!r} is not a similarity of this project's models, and is not loaded")
-
-
 def _load_weights(model: LearnedSimilarity, path: Path) -> None:
     tensors = read_weights(path)
     expected = model.trained_state()
@@ -168,7 +163,7 @@ def _load_weights(model: LearnedSimilarity, path: Path) -> None:
 
 def restore(model: LearnedSimilarity, path: Path) -> None:
     """Loads the trained parameters of a training checkpoint (.ckpt) into a model; no code in the file is run."""
-    state = torch.load(path, map_location="cpu", weights_only=True)["state_dict"]
+    state = read(path)["state_dict"]
     expected = model.trained_state()
     if state.keys() != expected.keys():
         raise ValueError(f"{path} does not hold the parameters of this {type(model).__name__}")

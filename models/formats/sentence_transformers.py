@@ -9,13 +9,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer
-
 from simzoo.core.hub import file_sha256
 from simzoo.models.cross_encoder import CrossEncoder
 from simzoo.models.dual_encoder import DualEncoder
 from simzoo.models.late_interaction import SumOfMax
 from simzoo.models.parts.backbone import BackboneConfig, load_tokenizer
+from simzoo.models.parts.pretrained import read_tokenizer
 from simzoo.models.parts.tokenizing import TokenConfig
 from simzoo.models.parts.weights import fill, read_weights
 
@@ -159,7 +158,7 @@ def load_cross_encoder(place: Path, name: str) -> CrossEncoder:
 
 def _pair_tokens(folder: Folder) -> TokenConfig:
     """A quarter of the room for the query, and the tags that the folder's tokenizer puts before the texts of a pair."""
-    encoded = AutoTokenizer.from_pretrained(folder.path)("a", "a")
+    encoded = read_tokenizer(folder.path, folder.name)("a", "a")
     added = [token for token, side in zip(encoded.tokens(), encoded.sequence_ids(), strict=True) if side is None]
     if len(added) < 3:
         raise ValueError(f"{folder.name}: its tokenizer puts {added} around a pair, expected [CLS] and two [SEP]")

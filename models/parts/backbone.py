@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,9 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 
 from simzoo.core.hub import HubError, file_sha256, local_path
+from simzoo.models.parts.pretrained import read_config, read_tokenizer, readable
 from simzoo.models.parts.weights import Bounded, check_header, read_weights
 
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
@@ -112,25 +111,7 @@ def packaged(name: str) -> Path | None:
 
 def load_tokenizer(config: BackboneConfig) -> PreTrainedTokenizerBase:
     """The backbone's fast tokenizer."""
-    with _readable(config.name, "tokenizer"):
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            resolve_backbone(config), use_fast=True, trust_remote_code=False
-        )
-    return tokenizer
-
-
-@contextmanager
-def _readable(name: str, what: str) -> Iterator[None]:
-    """What transformers raises about a file it cannot read, of whatever kind, becomes one error that names the file."""
-    try:
-        yield
-    except HubError:
-        raise
-    except Exception as error:
-        reason = (str(error) or type(error).__name__).strip().splitlines()[0]
-        raise ValueError(
-            f"backbone {name!r}: its {what} cannot be read, or needs code of its own, which is not run: {reason}"
-        ) from error
+    return read_tokenizer(resolve_backbone(config), config.name)
 
 
 class Encoder(nn.Module):
@@ -147,8 +128,7 @@ class Encoder(nn.Module):
         settings: dict[str, Any] = {}
         if config.dropout is not None:
             settings = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), config.dropout)
-        with _readable(config.name, "configuration"):
-            model_config = AutoConfig.from_pretrained(folder, trust_remote_code=False, **settings)
+        model_config = read_config(folder, config.name, **settings)
         model = _transformer(folder, model_config, config.name)
         if getattr(model, "pooler", None) is not None:
             model.pooler = None  # never read; its weights would only be carried along
@@ -296,12 +276,18 @@ def _transformer(folder: Path, config: Any, name: str) -> Any:
             f"backbone {name!r}: it names other weights than its model.safetensors (transformers_weights in "
             "config.json, or adapter_config.json), which are not loaded; save it with all its weights in one file"
         )
-    weights, settings = folder / "model.safetensors", {"attn_implementation": "sdpa", "trust_remote_code": False}
-    with _readable(name, "weights"):
+    weights, sdpa = folder / "model.safetensors", {"attn_implementation": "sdpa"}
+    with readable(name, "weights"):
         with Bounded(folder, weights.stat().st_size, "meta"), torch.device("meta"):
-            AutoModel.from_config(config, **settings)  # type: ignore[no-untyped-call]
+            AutoModel.from_config(config, trust_remote_code=False, **sdpa)  # type: ignore[no-untyped-call]
         model, found = AutoModel.from_pretrained(
-            folder, config=config, use_safetensors=True, dtype=torch.float32, output_loading_info=True, **settings
+            folder,
+            config=config,
+            use_safetensors=True,
+            dtype=torch.float32,
+            output_loading_info=True,
+            trust_remote_code=False,
+            **sdpa,
         )
     if missing := sorted(key for key in found["missing_keys"] if not key.startswith("pooler.")):
         raise ValueError(f"backbone {name!r}: {weights} has no {missing[0]}, which its config.json asks for")
