@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -9,6 +10,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self, overload
 
@@ -16,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simzoo.core.files import replacing, sync_folder
-from simzoo.core.locks import locked
+from simzoo.core.locks import InUse, locked
 from simzoo.core.records import DataError, Item, Query
 from simzoo.core.reps import Ragged
 from simzoo.models.formats import save as save_model
@@ -238,9 +240,25 @@ class Engine:
                 if old is not None and self._continues(opened):
                     self.searcher.extend(corpus, len(old))
                 else:
-                    self.searcher.index(corpus)
+                    self._prepare(opened, corpus)
                 self._corpus, self._indexed = corpus, opened.generation
             return opened, self._corpus
+
+    def _prepare(self, opened: Opened, corpus: Corpus) -> None:
+        """Indexes, or takes up what the searcher has paid for at an earlier opening."""
+        made_with = [*map(plain_query, self.anchors), written_or_name(self.searcher)]
+        identity = None if self._similarity is None else self._similarity.identity
+        settings = hashlib.sha256(json.dumps([made_with, identity]).encode()).hexdigest()
+        kept = self._store.kept(opened, settings)
+        if kept is not None:
+            self.searcher.restore(corpus, *kept)
+            return
+        self.searcher.index(corpus)
+        state = self.searcher.state()
+        if state is not None and self._temporary is None:
+            # Who may not write now, or at all, can search nevertheless.
+            with suppress(InUse, PermissionError):
+                self._store.keep(opened, settings, state)
 
     def _continues(self, opened: Opened) -> bool:
         """Whether the rows that the searcher knows are still the first ones."""

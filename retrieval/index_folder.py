@@ -6,13 +6,14 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from simzoo.core.files import replacing
 from simzoo.core.locks import locked
 from simzoo.core.records import DataError, Item
 from simzoo.core.reps import Ragged
@@ -191,6 +192,42 @@ class IndexFolder:
             finally:
                 copy.close()
 
+    def keep(self, opened: Opened, settings: str, state: Mapping[str, NDArray[Any]]) -> None:
+        """Keeps what a searcher has made of a generation, for whoever opens the folder next.
+
+        Args:
+            opened: what it was made of; if another one is there by now, nothing is kept.
+            settings: digest of all that it depends on besides the items.
+            state: arrays by name.
+
+        Raises:
+            InUse: another process writes to the folder.
+            OSError: no room, or no right to write.
+        """
+        with self._writing() as now:
+            number = now.generation.number + 1
+            if now.generation != opened.generation:
+                return
+            name = f"search-{number:06d}"
+            for array, values in state.items():
+                with replacing(self.folder / now.generation.data / name / f"{array}.npy") as file:
+                    np.save(file, values)
+            made = {"folder": name, "settings": settings, "rows": now.generation.rows, "arrays": sorted(state)}
+            extras = {**now.generation.extras, "search": made}
+            replace(now.generation, number=number, extras=extras).write(self.folder)
+
+    def kept(self, opened: Opened, settings: str) -> tuple[dict[str, NDArray[Any]], int] | None:
+        """What `keep` kept for the same settings, mapped, and of how many rows; None: nothing that can be used."""
+        made = opened.generation.extras.get("search")
+        if made is None or made["settings"] != settings:
+            return None
+        folder = opened.columns.folder / made["folder"]
+        try:
+            arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in made["arrays"]}
+        except (OSError, ValueError):
+            return None  # it can be made again
+        return arrays, made["rows"]
+
     def _commit(self, growing: Growing, new: IdRun) -> None:
         """Ids and vectors of the new rows, then the next generation."""
         base, folder = growing.base, growing.folder
@@ -209,7 +246,10 @@ class IndexFolder:
                 vectors = growing.view().values(VECTORS)[build[0] : build[1]]
                 kind_of(self.kind, growing.rows).build(vectors).save(folder / _part(*build))
                 parts.append(build)
-        growing.finished({"ids": runs, "parts": parts}).write(self.folder)
+        extras: dict[str, Any] = {"ids": runs, "parts": parts}
+        if "search" in base.extras:
+            extras["search"] = base.extras["search"]
+        growing.finished(extras).write(self.folder)
 
 
 class _Ids:
@@ -294,7 +334,9 @@ def _there(opened: Opened, ids: Sequence[str]) -> Rows:
 
 def _mentioned(generation: Generation) -> list[str]:
     ids = [_ids(*run) for run in generation.extras.get("ids", ())]
-    return ids + [_part(*part) for part in generation.extras.get("parts", ())]
+    search = generation.extras.get("search")
+    parts = [_part(*part) for part in generation.extras.get("parts", ())]
+    return ids + parts + ([] if search is None else [search["folder"]])
 
 
 def _ids(start: int, stop: int) -> str:

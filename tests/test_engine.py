@@ -418,3 +418,32 @@ def test_a_kill_at_any_step_leaves_an_index_or_none(tmp_path: Path) -> None:
             break
         step += 3
     assert states == {29, 30}
+
+
+@pytest.mark.parametrize("name", ["CUR", "AXN, BM25"])
+def test_calls_that_were_paid_for_are_not_made_again(name: str, tmp_path: Path) -> None:
+    """Scoring all items with the anchors at every opening: hours, for a cross-encoder and a million items."""
+    paid: list[int] = []
+
+    def counting(pairs: Sequence[tuple[str, str]]) -> list[float]:
+        paid.append(len(pairs))
+        return overlap(pairs)
+
+    engine = Engine(counting, embed, SEARCHERS[name](), anchors=ANCHORS, folder=tmp_path)
+    engine.add(ITEMS[:40])
+    first = shown(engine)
+    offline = sum(paid) - 20 * len(QUERIES)
+    assert offline >= 8 * 40
+    paid.clear()
+    again = Engine.load(tmp_path, counting, embed)
+    assert shown(again) == first and sum(paid) == 20 * len(QUERIES)
+    again.add(ITEMS[40:])
+    again.remove(["gone"] if "gone" in again else ["i59"])
+    paid.clear()
+    grown = shown(Engine.load(tmp_path, counting, embed))
+    assert sum(paid) == 20 * len(QUERIES) + (8 * 19 if name == "CUR" else 0)
+    assert shown(again) == grown
+    paid.clear()
+    other = Engine.load(tmp_path, counting, embed, CUR(20, anchor_queries=9, anchor_items=10))
+    other.search(QUERIES[0], 5)
+    assert sum(paid) >= 9 * 59  # another searcher's arrays are not taken for its own
