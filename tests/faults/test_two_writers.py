@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.forks import Forks, outcome
+from tests.forks import Forks, kinds, outcome
 
 WORK = ("train", "store", "neighbours")
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("work", WORK)
+@pytest.mark.parametrize("work", kinds(*WORK))
 def test_the_second_of_two_writers_is_refused(work: str, forks: Forks, tmp_path: Path) -> None:
     """Each overwrote what the other had: rows of zeros, and checkpoints of two runs in turn under one name."""
     (whole := tmp_path / "whole").mkdir()
