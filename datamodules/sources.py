@@ -9,7 +9,8 @@ from typing import Any
 
 from simzoo.core.records import Collection, Item
 from simzoo.datamodules.lists import RetrievalData, Split
-from simzoo.datamodules.readers.beir import load_beir, load_beir_hub
+from simzoo.datamodules.readers.beir import load_beir, load_beir_hub, load_corpus
+from simzoo.datamodules.readers.beir_files import Folder
 from simzoo.datamodules.readers.blink import load_blink, load_entities
 from simzoo.datamodules.readers.dstc7 import load_dstc7
 from simzoo.datamodules.readers.msmarco import load_msmarco
@@ -110,8 +111,13 @@ class BEIR(RetrievalData):
         self.drop_same_id = drop_same_id
 
     def read(self, split: Split) -> list[Collection]:
-        """The collection with the qrels of a split; ``split`` names those of the test split."""
+        """The collection with the qrels of a split; ``split`` names those of the test split.
+
+        A folder with corpus.jsonl alone has a test split without queries, in which a typed query can be searched.
+        """
         qrels = self.split if split == "test" else split
+        if self.root is not None and split == "test" and Folder(self.root).corpus_alone:
+            return [load_corpus(Folder(self.root))]
         if self.root is not None:
             return [load_beir(self.root, qrels, drop_same_id=self.drop_same_id)]
         assert self.name is not None

@@ -97,6 +97,18 @@ def test_matrix_compare_and_search(world: Path, capsys: pytest.CaptureFixture[st
     assert "5 calls" in capsys.readouterr().out
 
 
+def test_a_corpus_alone_is_searched(world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Who types a query has neither queries nor judgements; to evaluate, both are asked for."""
+    root = tmp_path / "texts"
+    root.mkdir()
+    (root / "corpus.jsonl").write_bytes((world / "data" / "corpus.jsonl").read_bytes())
+    given = ["--checkpoint", str(world / "ce"), "--data", "BEIR", "--data.root", str(root)]
+    evaluate.main(["search", *given, "--k", "3", "boat river"])
+    assert "40 calls" in capsys.readouterr().out
+    with pytest.raises(DataError, match="the test split has no queries"):
+        evaluate.main(["run", *given, "--output", str(tmp_path / "out")])
+
+
 def test_metrics_are_checked_before_the_search(world: Path) -> None:
     """R@100 of 10 results would be R@10 under another name; a misspelt metric must not cost the hours of a search."""
     found = run(world, "shallow")
@@ -229,7 +241,7 @@ def test_damaged_checkpoints_are_refused(world: Path, tmp_path: Path) -> None:
         load(damaged(world, tmp_path / "extra", "config.json", extra))
     with pytest.raises(ValueError, match=r"config\.json:1: broken JSON"):
         load(damaged(world, tmp_path / "json", "config.json", b"{oops"))
-    with pytest.raises(ValueError, match="another system"):
+    with pytest.raises(ValueError, match="which its files do not hold"):
         load(damaged(world, tmp_path / "bert", "config.json", b'{"model_type": "bert"}'))
     with pytest.raises(FileNotFoundError, match="neither a folder nor"):
         load(tmp_path / "nothing-here")

@@ -49,6 +49,12 @@ class Folder:
             raise DataError("expected a folder with corpus.jsonl, queries.jsonl and qrels/, but there is none", root)
         self.name = self.root.resolve().name
 
+    @property
+    def corpus_alone(self) -> bool:
+        """Whether the folder holds items, but neither queries nor judgements."""
+        held = {entry.name.removesuffix(".gz") for entry in self.root.iterdir()}
+        return "corpus.jsonl" in held and not held & {"queries.jsonl", "qrels"}
+
     def items(self) -> Iterator[Record]:
         """See `Source`."""
         return read_json_lines(self.root / "corpus.jsonl")

@@ -26,13 +26,19 @@ def dtype_of(bf16: bool) -> str:
     return "bfloat16" if bf16 else "float32"
 
 
-def single(data: RetrievalData) -> Collection:
+def single(data: RetrievalData, asked: bool = True) -> Collection:
     """The one collection of the test split.
 
+    Args:
+        data: the data.
+        asked: its queries are needed; without, items alone will do.
+
     Raises:
-        DataError: there are several.
+        DataError: there are several, or none with queries.
     """
-    collections = data.collections("test")
+    collections = data.collections("test") if asked else data.read("test")
+    if not collections:
+        raise DataError("the test split has no queries; only a search for a typed query can do without")
     if len(collections) != 1:
         names = ", ".join(collection.name for collection in collections)
         raise DataError(f"the test split holds {names}; choose one of them, for example with --data.world noun.event")

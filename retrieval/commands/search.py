@@ -39,7 +39,7 @@ def search(
     if mention and start < 0:
         raise DataError(f"the mention {mention!r} does not stand in the query {query!r}")
     asked = Query("asked", query, (start, start + len(mention)) if mention else None)
-    collection = single(data)
+    collection = single(data, asked=False)
     searcher = search or Exact()
     judge = SimilarityJudge.of(loaded(checkpoint, bf16), collection.items)
     searcher.index(Corpus.of(collection, judge, anchors=collection.queries))
