@@ -9,7 +9,7 @@ import pytest
 
 from tests.forks import Forks, SmallDisk, outcome
 
-WORK = ("train", "matrix", "teach", "pull", "release")
+WORK = ("train", "store", "neighbours", "matrix", "teach", "pull", "release", "add")
 
 
 @pytest.mark.faults
