@@ -151,7 +151,7 @@ def _metadata(config: dict[str, Any], title: str, runs: Sequence[dict[str, Any]]
     return ModelCardData(
         license="apache-2.0",
         library_name="simzoo",
-        base_model=backbone and backbone["name"],
+        base_model=backbone["name"] if backbone and not backbone["name"].startswith("./") else None,
         tags=["simzoo", "learned-similarity", _class(config)],
         pipeline_tag="text-ranking" if backbone else None,
         model_name=title,
