@@ -10,12 +10,11 @@ import pkgutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import transformers
 from jsonargparse import ArgumentParser, set_parsing_settings
 
 from simzoo import datamodules, retrieval
+from simzoo.core.progress import quiet
 from simzoo.retrieval.commands.card import card
 from simzoo.retrieval.commands.compare import compare
 from simzoo.retrieval.commands.matrix import matrix
@@ -51,7 +50,6 @@ def parser() -> ArgumentParser:
 
 def main(args: list[str] | None = None) -> None:
     """Runs the command line."""
-    quiet: Any = transformers.utils.logging.disable_progress_bar
     quiet()
     top = parser()
     chosen = top.instantiate(top.parse_args(args))

@@ -22,6 +22,8 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 import simzoo.datamodules.next_items
 import simzoo.datamodules.sources  # noqa: F401  known by class name on the command line
+from simzoo.core.heartbeat import Heartbeat
+from simzoo.core.progress import quiet
 from simzoo.datamodules.lists import RetrievalData
 from simzoo.models.checkpointing import on_disk, read
 from simzoo.models.durable import Durable, check_release, command_of, resolve
@@ -121,6 +123,7 @@ class CLI(LightningCLI):
 def main(args: list[str] | None = None, run: bool = True) -> CLI:
     """Runs the command line; ``run=False`` only parses and composes."""
     with Durable(command_of(args)) as durable:
+        quiet()
         return _cli(args, run, durable)
 
 
@@ -131,7 +134,11 @@ def _cli(args: list[str] | None, run: bool, durable: Durable) -> CLI:
         subclass_mode_model=True,
         subclass_mode_data=True,
         seed_everything_default=0,
-        trainer_defaults={"use_distributed_sampler": False, "num_sanity_val_steps": 0, "callbacks": [durable]},
+        trainer_defaults={
+            "use_distributed_sampler": False,
+            "num_sanity_val_steps": 0,
+            "callbacks": [durable, Heartbeat()],
+        },
         save_config_kwargs={"overwrite": True},
         parser_class=Parser,
         parser_kwargs={"allow_abbrev": False},

@@ -17,9 +17,11 @@ if TYPE_CHECKING:
     from simzoo.core.records import Collection, History, Item, Query
     from simzoo.models.formats import load, save, save_onnx, save_sentence_transformer
     from simzoo.models.similarity import LearnedSimilarity
+    from simzoo.retrieval.engine import Engine
 
 __all__ = [
     "Collection",
+    "Engine",
     "History",
     "Item",
     "LearnedSimilarity",
@@ -32,6 +34,7 @@ __all__ = [
 
 _PLACES = {
     "Collection": "core.records",
+    "Engine": "retrieval.engine",
     "History": "core.records",
     "Item": "core.records",
     "LearnedSimilarity": "models.similarity",

@@ -23,14 +23,14 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from safetensors.torch import save_file
 
 from simzoo.core.hub import file_sha256
-from simzoo.core.records import Item
+from simzoo.core.records import Item, Query
 from simzoo.core.reps import Ragged, Reps
 from simzoo.models.cross_encoder import CrossEncoder
 from simzoo.models.durable import Durable, resolve
 from simzoo.models.formats import load, save
 from simzoo.models.training import Optimization
 from simzoo.retrieval import teaching
-from simzoo.retrieval.first_stages.first_stage import BM25
+from simzoo.retrieval.first_stages.lexical import BM25
 from simzoo.retrieval.hub import commands
 from simzoo.retrieval.scorer import Scorer
 from simzoo.retrieval.storage import graph
@@ -103,12 +103,18 @@ def matrix(name: str) -> None:
     """Exact scores of 24 queries with 40 items in shards of two queries."""
     collection, truth = toy_collection(), np.random.default_rng(1).normal(size=(24, 40)).astype(np.float32)
 
-    def score(queries: np.ndarray, items: np.ndarray) -> np.ndarray:
-        time.sleep(PAUSE)
-        return truth[queries, items]
+    rows = {query.id: row for row, query in enumerate(collection.queries)}
 
-    scorer, rows = Scorer(score, 24, 40), np.arange(24)
-    made = build_matrix(scorer, collection, rows, "m", Path(name) / "shards", query_block=2, item_block=20)
+    def scorer_of(queries: Sequence[Query]) -> Scorer:
+        own = np.array([rows[query.id] for query in queries])
+
+        def score(query_rows: np.ndarray, item_rows: np.ndarray) -> np.ndarray:
+            time.sleep(PAUSE)
+            return truth[own[query_rows], item_rows]
+
+        return Scorer(score, len(queries), 40)
+
+    made = build_matrix(scorer_of, collection, np.arange(24), "m", Path(name) / "shards", query_block=2, item_block=20)
     made.save(Path(name) / "matrix.safetensors")
     _done(Path(name), scores=made.scores)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,8 @@ def save_sentence_transformer(model: LearnedSimilarity, folder: Path) -> None:
         made = Pairs(modules=[transformer, Pooling(width, "cls"), *dense], activation_fn=nn.Identity())
     made.save(str(folder), create_model_card=False)
     without_places(folder)
+    for weights in folder.rglob("*.safetensors"):  # safetensors makes its files for their owner alone
+        shutil.copymode(folder / "config.json", weights)
 
 
 def save_onnx(model: LearnedSimilarity, folder: Path) -> None:

@@ -67,6 +67,8 @@ def save(model: LearnedSimilarity, folder: str | Path, dtype: torch.dtype = torc
     try:
         save_file(tensors, scratch / "model.safetensors")
         (scratch / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+        # safetensors makes its file for its owner alone, whatever the umask allows others.
+        shutil.copymode(scratch / "config.json", scratch / "model.safetensors")
         if model.text is not None:
             save_tokenizer(model.text.tokenizer, scratch)
         if local is not None:
@@ -118,22 +120,11 @@ def load(
     return _in_dtype(model.eval(), dtype).to(device)
 
 
-def citation_of(config: dict[str, Any]) -> str:
-    """BibTeX of the system that a config.json names; empty for a class that is not ours."""
-    try:
-        return own_class(config["class"], LearnedSimilarity, "class", "similarity").citation  # type: ignore[type-abstract]
-    except ValueError:
-        return ""
-
-
 def _own(folder: Path, merge: bool) -> LearnedSimilarity:
-    config = read_config(folder)
-    file = folder / "config.json"
-    # What is abstract is refused, so that this is a class that can be made.
-    cls = own_class(config["class"], LearnedSimilarity, f"{file}: class", "similarity of this project's models")  # type: ignore[type-abstract]
-    arguments = brought_forward(cls, config["arguments"], f"{file}: arguments")
-    arguments = with_own_backbone(arguments, folder)
-    model = build(cls, arguments, f"{file}: arguments", skip=TRAINING)
+    config, cls = read_config(folder), similarity_class(folder)
+    where = f"{folder / 'config.json'}: arguments"
+    arguments = with_own_backbone(brought_forward(cls, config["arguments"], where), folder)
+    model = build(cls, arguments, where, skip=TRAINING)
     _load_weights(model, folder / "model.safetensors")
     model.weights_sha256 = file_sha256(folder / "model.safetensors")
     if merge:
@@ -141,6 +132,19 @@ def _own(folder: Path, merge: bool) -> LearnedSimilarity:
             if isinstance(part, TRANSFORMERS):
                 part.merge()
     return model
+
+
+def similarity_class(folder: Path) -> type[LearnedSimilarity]:
+    """The class of the similarity in a checkpoint folder of this project; nothing else of it is loaded.
+
+    Raises:
+        FileNotFoundError: it has no config.json.
+        ValueError: that is damaged, or names no similarity of this project.
+    """
+    name = read_config(folder)["class"]
+    where = f"{folder / 'config.json'}: class"
+    # What is abstract is refused, so that this is a class that can be made.
+    return own_class(name, LearnedSimilarity, where, "similarity of this project's models")  # type: ignore[type-abstract]
 
 
 def _in_dtype(model: LearnedSimilarity, dtype: torch.dtype) -> LearnedSimilarity:

@@ -16,8 +16,12 @@ CMC = """\
   year   = {2024}
 }"""  # noqa: E501  as it stands in README.md
 RAILS = """\
-@misc{retrieval-with-learned-similarities,
-  title = {Retrieval with Learned Similarities}
+@inproceedings{ding2025retrieval,
+  title     = {Retrieval with Learned Similarities},
+  author    = {Ding, Bailu and Zhai, Jiaqi},
+  booktitle = {Proceedings of the ACM Web Conference},
+  note      = {arXiv:2407.15462},
+  year      = {2025}
 }"""
 HYPENCODER = """\
 @misc{killingback2025hypencoder,

@@ -9,9 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
-
 from simzoo.core.hub import (
     MANIFEST,
     HubError,
@@ -24,6 +21,7 @@ from simzoo.core.hub import (
     timeout,
     write_manifest,
 )
+from simzoo.core.progress import quiet, show_table
 from simzoo.core.records import DataError
 from simzoo.models.formats import load, save, save_onnx, save_sentence_transformer
 from simzoo.models.similarity import LearnedSimilarity
@@ -119,10 +117,8 @@ def list_checkpoints(owner: str | None = None) -> list[ListedCheckpoint]:
         owner: user or organisation on the Hub; None: what is on this machine.
     """
     found = _on_this_machine() if owner is None else _of_owner(owner)
-    table = Table("name", "class", "MB")
-    for one in found:
-        table.add_row(one.name, one.kind, "-" if one.size is None else f"{one.size / 1e6:.1f}")
-    Console().print(table)
+    rows = [(one.name, one.kind, "-" if one.size is None else f"{one.size / 1e6:.1f}") for one in found]
+    show_table(("name", "class", "MB"), rows)
     return found
 
 
@@ -258,4 +254,5 @@ def parser() -> ArgumentParser:
 def main(args: list[str] | None = None) -> None:
     """Runs the command line."""
     options = vars(parser().parse_args(args))
+    quiet()
     options.pop("function")(**options)
