@@ -319,5 +319,5 @@ value = [found.name, len(found.items), found.judgements]
     assert json.loads((tmp_path / "out" / "metrics.json").read_text())["data"]["name"] == "fiqa"
     name, items, judgements = client.run(code)
     assert (name, items, judgements) == ("fiqa", 3, [{"1": 1}])
-    with pytest.raises(RuntimeError, match=r"BeIR/nosuch: cannot load split 'corpus' of 'corpus' from the Hub: .*"):
+    with pytest.raises(RuntimeError, match=r"BeIR/nosuch-qrels: cannot load split 'test' from the Hub: .*"):
         client.run(code.replace("fiqa", "nosuch"))
