@@ -8,7 +8,7 @@ import torch
 
 from simzoo.core.progress import plan
 from simzoo.core.records import Collection, DataError
-from simzoo.datamodules.lists import RetrievalData
+from simzoo.datamodules.sources import Source
 from simzoo.models.formats import load
 from simzoo.models.similarity import LearnedSimilarity, fastest_device
 from simzoo.retrieval.commands.estimate import estimated
@@ -26,7 +26,7 @@ def dtype_of(bf16: bool) -> str:
     return "bfloat16" if bf16 else "float32"
 
 
-def single(data: RetrievalData, asked: bool = True) -> Collection:
+def single(data: Source, asked: bool = True) -> Collection:
     """The one collection of the test split.
 
     Args:

@@ -13,7 +13,7 @@ import torch
 
 from simzoo.core.progress import show_table
 from simzoo.core.records import DataError
-from simzoo.datamodules.lists import RetrievalData
+from simzoo.datamodules.sources import Source
 from simzoo.models.similarity import fastest_device
 from simzoo.retrieval.commands.parts import dtype_of, judge_of, loaded, single
 from simzoo.retrieval.corpus import Corpus
@@ -29,7 +29,7 @@ from simzoo.retrieval.storage.score_matrix import ScoreMatrix
 
 
 def run(
-    data: RetrievalData,
+    data: Source,
     output: Path,
     checkpoint: str | None = None,
     search: Searcher | None = None,
