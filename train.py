@@ -8,6 +8,7 @@ if __name__ not in ("__main__", "simzoo.train"):
 import sys
 import warnings
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from jsonargparse import Namespace
@@ -15,8 +16,8 @@ from lightning import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
-import simzoo.datamodules.next_items
-import simzoo.datamodules.sources  # noqa: F401  known by class name on the command line
+from simzoo.core.command_line import EPILOG, OneLine, prepared
+from simzoo.core.startup import importing
 from simzoo.datamodules.lists import RetrievalData
 from simzoo.models.formats import restore, save
 from simzoo.models.similarity import LearnedSimilarity
@@ -68,13 +69,28 @@ def _set_seeds(node: Any, seed: int) -> None:
             _set_seeds(child, seed)
 
 
-class Parser(LightningArgumentParser):
+class Parser(OneLine, LightningArgumentParser):
     """Prints and saves configurations with the seeds that a run of them uses."""
+
+    bases = MappingProxyType({"model": "LearnedSimilarity", "data": "RetrievalData"})
 
     def dump(self, namespace: Namespace, *args: Any, **kwargs: Any) -> str:
         """See `with_seeds`."""
         text: str = super().dump(with_seeds(namespace), *args, **kwargs)
         return text
+
+
+def as_data(ckpt_path: str | Path | None, weights_only: bool | None) -> bool:
+    """True, which is how training checkpoints are read: tensors and plain values, nothing that runs.
+
+    Raises:
+        ValueError: the checkpoint is an address, or it is asked for with its code.
+    """
+    if "://" in str(ckpt_path):
+        raise ValueError(f"--ckpt_path {ckpt_path} is an address; training checkpoints are files of this machine")
+    if weights_only is False:
+        raise ValueError("--weights_only false would run code from the checkpoint; leave it out")
+    return True
 
 
 class CLI(LightningCLI):
@@ -88,9 +104,18 @@ class CLI(LightningCLI):
         # Passed over where the data has no such ids or the model does not take them.
         parser.link_arguments("data.item_ids", "model.init_args.item_ids", apply_on="instantiate")
 
+    def _parse_ckpt_path(self) -> None:
+        """Reads no settings from a training checkpoint: the recipe alone says which classes are made.
+
+        Lightning would make the class that the file names.
+        """
+
     def before_instantiate_classes(self) -> None:
-        """Seeds model and data; ``seed_everything`` is a number by now."""
+        """Seeds model and data (``seed_everything`` is a number by now); reads training checkpoints as data alone."""
         self.config = with_seeds(self.config)
+        run = self.config[self.config.subcommand] if "subcommand" in self.config else self.config
+        if "ckpt_path" in run:
+            run["weights_only"] = as_data(run["ckpt_path"], run.get("weights_only"))
 
     def before_fit(self) -> None:
         """Installs the release callback."""
@@ -101,6 +126,12 @@ class CLI(LightningCLI):
 
 def main(args: list[str] | None = None, run: bool = True) -> CLI:
     """Runs the command line; ``run=False`` only parses and composes."""
+    # It is resumable, by asking the trainer where it stands (ResumableLoader).
+    warnings.filterwarnings("ignore", message=".*your dataloader is not resumable")
+    # They are the same words, but for --allow.
+    warnings.filterwarnings("ignore", message="LightningCLI's args parameter")
+    with importing():
+        words = prepared(args)
     return CLI(
         LearnedSimilarity,
         RetrievalData,
@@ -110,16 +141,13 @@ def main(args: list[str] | None = None, run: bool = True) -> CLI:
         trainer_defaults={"use_distributed_sampler": False, "num_sanity_val_steps": 0},
         save_config_kwargs={"overwrite": True},
         parser_class=Parser,
-        parser_kwargs={"allow_abbrev": False},
-        args=args,
+        parser_kwargs={"allow_abbrev": False, "epilog": EPILOG},
+        args=words,
         run=run,
     )
 
 
 if __name__ == "__main__":
-    # It is resumable, by asking the trainer where it stands (ResumableLoader).
-    warnings.filterwarnings("ignore", message=".*your dataloader is not resumable")
-    try:
-        main()
-    except (FloatingPointError, OSError, TypeError, ValueError) as error:
-        sys.exit(f"error: {error}")
+    from simzoo.__main__ import main as run_command
+
+    run_command(["train", *sys.argv[1:]])

@@ -167,7 +167,7 @@ class Loss(nn.Module, ABC):
         """Scalar loss of scores (B, K)."""
 
 
-class Tempered(Loss):
+class Tempered(Loss, ABC):
     """A loss of scores that are divided by a temperature first.
 
     Args:

@@ -40,9 +40,13 @@ def main(args: list[str] | None = None) -> None:
         print(f"{usage()}\n\nerror: there is no command {name!r}", file=sys.stderr)
         sys.exit(2)
     module, first, _ = COMMANDS[name]
+    from simzoo.core.startup import importing
+
     try:
-        import_module(module).main([*first, *rest])
-    except (FloatingPointError, OSError, TypeError, ValueError) as error:
+        with importing():
+            called = import_module(module).main
+        called([*first, *rest])
+    except (FloatingPointError, ImportError, OSError, TypeError, ValueError) as error:
         sys.exit(f"error: {error}")
 
 
