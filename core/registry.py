@@ -6,7 +6,7 @@ a downloaded checkpoint name classes; what they may name is looked up here, befo
 >>> find("AXN").path
 'simzoo.retrieval.searchers.axn.AXN'
 >>> [known.name for known in subclasses("NextItem")]
-['NextItemMoL']
+['NextItem', 'NextItemMoL']
 >>> nearest("axm", ["CUR", "AXN"])
 'AXN'
 """

@@ -14,6 +14,18 @@ COMMANDS = {
 """Module, words put in front of the user's, and summary. A module is imported when its command is called."""
 
 
+TRAINING = """usage: simzoo train {fit,validate,test} --config RECIPE.yaml [options]
+
+Train, validate or test a similarity; as train.py.
+
+  fit       train, and keep the best and the last state
+  validate  measure a training checkpoint on the validation data
+  test      measure it on the test data
+
+simzoo train fit --help explains all options; --print_config shows what a command would run with."""
+"""Written out, because Lightning alone takes seconds to be imported; a test compares it with the real parser."""
+
+
 def usage() -> str:
     """What ``simzoo --help`` prints."""
     lines = [f"  {name:<10}{summary}" for name, (_, _, summary) in COMMANDS.items()]
@@ -39,6 +51,9 @@ def main(args: list[str] | None = None) -> None:
     if name not in COMMANDS:
         print(f"{usage()}\n\nerror: there is no command {name!r}", file=sys.stderr)
         sys.exit(2)
+    if name == "train" and (not rest or rest[0] in ("-h", "--help")):
+        print(TRAINING)
+        return
     module, first, _ = COMMANDS[name]
     from simzoo.core.startup import importing
 
