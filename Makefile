@@ -13,10 +13,10 @@ WORDNET := $(VENV)/.wordnet
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test lint types imports pytest fuzz zoo clean
+.PHONY: help setup demo test lint types imports pytest fuzz test-faults zoo clean
 
 help: ## List the targets
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 18
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
 
 setup: $(INSTALLED) $(WORDNET) ## Install everything into .venv, with pinned versions, and find or fetch WordNet
 
@@ -41,6 +41,10 @@ pytest: setup ## Run the tests in two processes; PYTEST_ARGS="-k name" passes ar
 
 fuzz: setup ## Harm files at random for about a minute and load them
 	SIMZOO_FUZZ=400 $(BIN)/python -m pytest -q tests/test_fuzz.py
+
+# SIMZOO_SEED=n repeats a run: a test that fails names the seed.
+test-faults: setup ## Kill long work a hundred times, fill disks, write twice; at most 15 minutes
+	SIMZOO_FAULTS=100 $(BIN)/python -m pytest -q -s tests/faults $(PYTEST_ARGS)
 
 zoo: setup ## Evaluate every released checkpoint on every data set at hand; write docs/zoo.md and docs/zoo.html
 	$(BIN)/python -m benchmarks.zoo.measure

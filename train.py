@@ -5,6 +5,11 @@ from __future__ import annotations
 if __name__ not in ("__main__", "simzoo.train"):
     raise ImportError("train is a part of simzoo: import simzoo.train instead of train")
 
+if __name__ == "__main__":
+    from simzoo.core.interrupts import end_without_traceback
+
+    end_without_traceback()
+
 import sys
 import warnings
 from pathlib import Path
@@ -19,6 +24,8 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from simzoo.core.command_line import EPILOG, OneLine, prepared
 from simzoo.core.startup import importing
 from simzoo.datamodules.lists import RetrievalData
+from simzoo.models.checkpointing import on_disk, read
+from simzoo.models.durable import Durable, check_release, command_of, resolve
 from simzoo.models.formats import restore, save
 from simzoo.models.similarity import LearnedSimilarity
 
@@ -80,19 +87,6 @@ class Parser(OneLine, LightningArgumentParser):
         return text
 
 
-def as_data(ckpt_path: str | Path | None, weights_only: bool | None) -> bool:
-    """True, which is how training checkpoints are read: tensors and plain values, nothing that runs.
-
-    Raises:
-        ValueError: the checkpoint is an address, or it is asked for with its code.
-    """
-    if "://" in str(ckpt_path):
-        raise ValueError(f"--ckpt_path {ckpt_path} is an address; training checkpoints are files of this machine")
-    if weights_only is False:
-        raise ValueError("--weights_only false would run code from the checkpoint; leave it out")
-    return True
-
-
 class CLI(LightningCLI):
     """Hands on the number of items and the seed; for the rest the recipe composes model, data and callbacks."""
 
@@ -104,28 +98,36 @@ class CLI(LightningCLI):
         # Passed over where the data has no such ids or the model does not take them.
         parser.link_arguments("data.item_ids", "model.init_args.item_ids", apply_on="instantiate")
 
-    def _parse_ckpt_path(self) -> None:
-        """Reads no settings from a training checkpoint: the recipe alone says which classes are made.
-
-        Lightning would make the class that the file names.
-        """
-
     def before_instantiate_classes(self) -> None:
-        """Seeds model and data (``seed_everything`` is a number by now); reads training checkpoints as data alone."""
+        """Seeds model and data; ``seed_everything`` is a number by now."""
         self.config = with_seeds(self.config)
-        run = self.config[self.config.subcommand] if "subcommand" in self.config else self.config
-        if "ckpt_path" in run:
-            run["weights_only"] = as_data(run["ckpt_path"], run.get("weights_only"))
+
+    def _parse_ckpt_path(self) -> None:
+        """Refuses what is no file here, before any work; a checkpoint's arguments are no part of the configuration."""
+        path = self.config.get(str(self.config.get("subcommand")), {}).get("ckpt_path")
+        if path not in (None, "last", "best", "hpc") and not on_disk(path).is_file():
+            read(path)
+
+    def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
+        """Names the checkpoint that ``last`` stands for."""
+        settings: dict[str, Any] = super()._prepare_subcommand_kwargs(subcommand)
+        return {**settings, "ckpt_path": resolve(self.trainer, settings["ckpt_path"])}
 
     def before_fit(self) -> None:
         """Installs the release callback."""
         if self.config.fit.release is not None:
+            check_release(Path(self.config.fit.release))
             trainer: Any = self.trainer
             trainer.callbacks.append(Release(Path(self.config.fit.release)))
 
 
 def main(args: list[str] | None = None, run: bool = True) -> CLI:
     """Runs the command line; ``run=False`` only parses and composes."""
+    with Durable(command_of(args)) as durable:
+        return _cli(args, run, durable)
+
+
+def _cli(args: list[str] | None, run: bool, durable: Durable) -> CLI:
     # It is resumable, by asking the trainer where it stands (ResumableLoader).
     warnings.filterwarnings("ignore", message=".*your dataloader is not resumable")
     # They are the same words, but for --allow.
@@ -138,7 +140,7 @@ def main(args: list[str] | None = None, run: bool = True) -> CLI:
         subclass_mode_model=True,
         subclass_mode_data=True,
         seed_everything_default=0,
-        trainer_defaults={"use_distributed_sampler": False, "num_sanity_val_steps": 0},
+        trainer_defaults={"use_distributed_sampler": False, "num_sanity_val_steps": 0, "callbacks": [durable]},
         save_config_kwargs={"overwrite": True},
         parser_class=Parser,
         parser_kwargs={"allow_abbrev": False, "epilog": EPILOG},
@@ -148,6 +150,7 @@ def main(args: list[str] | None = None, run: bool = True) -> CLI:
 
 
 if __name__ == "__main__":
-    from simzoo.__main__ import main as run_command
-
-    run_command(["train", *sys.argv[1:]])
+    try:
+        main()
+    except (FloatingPointError, ImportError, OSError, TypeError, ValueError) as error:
+        sys.exit(f"error: {error}")

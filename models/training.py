@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from lightning import LightningModule
+from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 from torchmetrics.retrieval import RetrievalHitRate, RetrievalMRR
 from transformers import get_scheduler
@@ -170,12 +171,28 @@ class TrainingLoop(LightningModule, ABC):
         checkpoint["state_dict"] = self.trained_state()
         # Under Lightning's own key its command line would take them for the recipe's model, which lacks the class then.
         checkpoint["arguments"] = checkpoint.pop("hyper_parameters", {})
+        checkpoint["class"] = type(self).__qualname__
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Refuses a checkpoint that holds other parameters than this model trains."""
-        expected, found = set(self.trained_state()), set(checkpoint["state_dict"])
-        if expected != found:
+        name, state, held = type(self).__qualname__, self.trained_state(), checkpoint["state_dict"]
+        if (of := checkpoint.get("class", name)) != name:
             raise ValueError(
-                f"the checkpoint does not fit {type(self).__name__}: missing {sorted(expected - found)[:3]}, "
-                f"unknown {sorted(found - expected)[:3]}; was it trained with another recipe?"
+                f"the checkpoint does not fit {name}: it holds a {of}; was it trained with another recipe?"
+            )
+        if state.keys() != held.keys():
+            raise ValueError(
+                f"the checkpoint does not fit {name}: missing {sorted(state.keys() - held.keys())[:3]}, "
+                f"unknown {sorted(held.keys() - state.keys())[:3]}; was it trained with another recipe?"
+            )
+        for key, value in state.items():
+            if held[key].shape != value.shape:
+                raise ValueError(
+                    f"the checkpoint does not fit {name}: {key} has shape {tuple(held[key].shape)}, expected "
+                    f"{tuple(value.shape)}; was it trained with another recipe?"
+                )
+        if self.trainer.state.fn == TrainerFn.FITTING and "optimizer_states" not in checkpoint:
+            raise ValueError(
+                "the checkpoint holds weights only (save_weights_only), and a training goes on from one that holds the "
+                "optimiser's state, too"
             )

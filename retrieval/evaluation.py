@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,11 +13,11 @@ from numpy.typing import NDArray
 from simzoo.core.progress import progress
 from simzoo.core.records import Collection
 from simzoo.datamodules.readers.beir import own_items
-from simzoo.models.similarity import LearnedSimilarity
+from simzoo.retrieval.corpus import Corpus
 from simzoo.retrieval.results.metrics import accuracy, interval, ir_metrics, retrieved, topk_recall
-from simzoo.retrieval.scorer import Rows, Scorer, Scores
-from simzoo.retrieval.searcher import Ranking, Searcher, SearchTask
-from simzoo.retrieval.storage.encoding import encode_items, encode_queries
+from simzoo.retrieval.searcher import Ranking, Searcher
+from simzoo.retrieval.settings import first_stages
+from simzoo.retrieval.topk import Rows, Scores
 
 BLOCK = 32  # queries searched together
 
@@ -28,32 +27,16 @@ class Evaluation:
     """What came out of a run.
 
     Attributes:
-        task: what was searched.
-        ranking: of the evaluated queries.
+        query_rows: (B,) the evaluated queries.
+        ranking: of these.
         values: per-query values by metric.
         summary: means with intervals, costs and seconds, ready for metrics.json.
     """
 
-    task: SearchTask
+    query_rows: Rows
     ranking: Ranking
     values: dict[str, NDArray[np.float64]]
     summary: dict[str, Any]
-
-
-def similarity_scorer(
-    similarity: LearnedSimilarity, collection: Collection, store: Path | None = None, dtype: str = "float32"
-) -> Scorer:
-    """A scorer over all queries and items of a collection, each tokenised and encoded once.
-
-    Args:
-        similarity: the model.
-        collection: queries and items.
-        store: folder that keeps the items' representations from run to run; None: in memory only.
-        dtype: what the model computes in; representations of one are not taken for those of another.
-    """
-    queries = encode_queries(similarity, collection.queries)
-    items = encode_items(similarity, collection.items, store, f"{similarity.weights_sha256} {dtype}")
-    return Scorer.from_similarity(similarity, queries, items)
 
 
 def split_queries(collection: Collection, queries: int | None, seed: int) -> tuple[Rows, Rows]:
@@ -71,67 +54,112 @@ def split_queries(collection: Collection, queries: int | None, seed: int) -> tup
 
 
 def evaluate(
-    task: SearchTask,
     searcher: Searcher,
+    corpus: Corpus,
+    collection: Collection,
+    query_rows: Rows,
     k: int,
     metrics: Sequence[str],
     exact: Scores | None = None,
     recalls: Sequence[int] = (1, 10, 100),
 ) -> Evaluation:
-    """Indexes, searches every evaluated query and measures.
+    """Indexes, searches every evaluated query and measures. Only these queries and the anchors are encoded.
 
     A query that is an item itself (ArguAna, Quora) is not given itself as a result, nor a user what the user's history
     holds: the searcher is asked for so many more, and they are taken out of its ranking.
 
     Args:
-        task: what to search.
-        searcher: how.
-        k: results a query; metrics look no deeper, but for normalised accuracy, which looks at all items scored.
+        searcher: how to search.
+        corpus: what to search: `Corpus.of` the collection.
+        collection: with the queries and judgements.
+        query_rows: (B,) the queries that are evaluated.
+        k: results a query; metrics look no deeper, but for normalised accuracy, which looks at all candidates.
         metrics: ir-measures' names.
         exact: (B, N) exact scores of the evaluated queries with all items, for Top-k-Recall; None: without.
         recalls: the k of Top-k-Recall; those above the results' number are left out.
+
+    Raises:
+        ValueError: the corpus is not that of the collection, or a query is evaluated and an anchor at once.
     """
-    searcher.index(task)
-    banned = _banned(task)
-    depth = searcher.budget or min(k + max(map(len, banned), default=0), len(task.collection.items))
-    blocks = [task.query_rows[start : start + BLOCK] for start in range(0, len(task.query_rows), BLOCK)]
-    parts, seconds = [], []
-    for rows in progress(blocks, f"searching {len(task.query_rows):,} queries"):
-        start = time.perf_counter()
-        parts.append(searcher.search(rows, depth))
-        seconds += [(time.perf_counter() - start) / len(rows)] * len(rows)
-        task.scorer.forget(rows)
-    steps: dict[str, float] = {}
-    for part in parts:
-        for name, spent in part.seconds.items():
-            steps[name] = steps.get(name, 0.0) + spent
-    items, scores, calls = (np.concatenate([getattr(p, name) for p in parts]) for name in ("items", "scores", "calls"))
+    _check(corpus, collection, query_rows)
+    searcher.index(corpus)
+    banned = _banned(collection, query_rows)
+    spends = searcher.budget if searcher.spends_budget else None
+    wanted = k + max(map(len, banned), default=0) if spends is None else spends
+    depth = min(wanted, len(collection.items), searcher.budget or wanted)
+    found, seconds = _searched(searcher, collection, query_rows, depth)
     recall = {}
     if exact is not None:
-        recall = {f"Top-{n}-Recall": topk_recall(items[:, :n], exact, n) for n in recalls if n <= items.shape[1]}
-    items, scores = _without(banned, items, scores)
-    notes = {name: np.concatenate([part.notes[name] for part in parts]) for name in parts[0].notes} if parts else {}
-    ranking = Ranking(items[:, :k], scores[:, :k], calls, steps, notes)
-    values = accuracies(items, task.collection, task.query_rows, known_candidates=searcher.budget is not None)
-    values |= ir_metrics(ranking.items, task.collection, task.query_rows, metrics) | recall
-    costs = {"calls": calls.astype(float), "milliseconds": 1000 * np.array(seconds)}
+        width = found.items.shape[1]
+        recall = {f"Top-{n}-Recall": topk_recall(found.items[:, :n], exact, n) for n in recalls if n <= width}
+    items, scores = _without(banned, found.items, found.scores)
+    ranking = replace(found, items=items[:, :k], scores=scores[:, :k])
+    candidates = items if spends is not None else None
+    candidates = candidates if found.retrieved is None else found.retrieved
+    values = accuracies(items, collection, query_rows, candidates)
+    values |= ir_metrics(ranking.items, collection, query_rows, metrics) | recall
+    costs = {"calls": found.calls.astype(float), "milliseconds": 1000 * seconds}
+    notes = found.notes
     summary = {
         "metrics": {name: _described(column) for name, column in values.items()},
         "cost": {name: _described(column) for name, column in costs.items()},
-        "search_seconds": steps,
+        "search_seconds": found.seconds,
         "index_seconds": searcher.index_seconds,
         "index_calls": searcher.index_calls,
-        "bytes": {"representations": task.scorer.representation_bytes},
+        "bytes": _bytes(searcher, corpus, found),
+        "truncated": _truncated(searcher, corpus),
         **({"notes": {name: _described(column) for name, column in notes.items()}} if notes else {}),
         **({"stages": stages} if (stages := searcher.stage_costs()) else {}),
     }
-    return Evaluation(task, ranking, values | costs, summary)
+    return Evaluation(query_rows, ranking, values | costs, summary)
 
 
-def _banned(task: SearchTask) -> list[Rows]:
+def _check(corpus: Corpus, collection: Collection, query_rows: Rows) -> None:
+    if len(corpus) != len(collection.items):
+        raise ValueError(f"the corpus has {len(corpus)} items, but {collection.name} has {len(collection.items)}")
+    size = len(collection.queries)
+    if not query_rows.size or not (query_rows.min() >= 0 and query_rows.max() < size):
+        raise IndexError(f"evaluated query rows run from 0 to {size - 1}, at least one; got {query_rows}")
+    anchors = {query.id for query in corpus.anchors}
+    both = [row for row in query_rows.tolist() if collection.queries[row].id in anchors]
+    if both:
+        raise ValueError(f"{len(both)} queries are evaluated and anchors at once; anchors must be other queries")
+
+
+def _searched(
+    searcher: Searcher, collection: Collection, query_rows: Rows, depth: int
+) -> tuple[Ranking, NDArray[np.float64]]:
+    """The ranking, and (B,) seconds: a query's share of its block's time."""
+    blocks = [query_rows[start : start + BLOCK] for start in range(0, len(query_rows), BLOCK)]
+    parts, seconds, steps = [], [], dict[str, float]()
+    for rows in progress(blocks, f"searching {len(query_rows):,} queries"):
+        queries = [collection.queries[row] for row in rows.tolist()]
+        start = time.perf_counter()
+        parts.append(searcher.search(queries, depth))
+        seconds += [(time.perf_counter() - start) / len(rows)] * len(rows)
+        for name, spent in parts[-1].seconds.items():
+            steps[name] = steps.get(name, 0.0) + spent
+    return Ranking.joined(parts, steps), np.array(seconds)
+
+
+def _bytes(searcher: Searcher, corpus: Corpus, found: Ranking) -> dict[str, int]:
+    """What is kept to search: of items and evaluated queries; and the first stages' vectors."""
+    vectors = sum(stage.representation_bytes for stage in first_stages(searcher))
+    if corpus.judge is None or not searcher.calls_similarity:
+        return {"representations": vectors}
+    own = corpus.judge.representation_bytes + found.query_bytes
+    return {"representations": own, "queries": found.query_bytes, "first stages": vectors}
+
+
+def _truncated(searcher: Searcher, corpus: Corpus) -> int:
+    """Texts that were longer than the models take: the similarity's, the stages' and the first stages'."""
+    judged = corpus.judge.truncated if corpus.judge is not None and searcher.calls_similarity else 0
+    return judged + searcher.truncated + sum(stage.truncated for stage in first_stages(searcher))
+
+
+def _banned(collection: Collection, query_rows: Rows) -> list[Rows]:
     """For each of the B evaluated queries the rows of the items that are no results of it."""
-    own, collection = own_items(task.collection), task.collection
-    rows = task.query_rows.tolist()
+    own, rows = own_items(collection), query_rows.tolist()
     return [np.array([*collection.seen(row), *([own[row]] if row in own else [])], dtype=np.int64) for row in rows]
 
 
@@ -145,22 +173,23 @@ def _without(banned: Sequence[Rows], items: Rows, scores: Scores) -> tuple[Rows,
 
 
 def accuracies(
-    items: Rows, collection: Collection, query_rows: Rows, known_candidates: bool
+    items: Rows, collection: Collection, query_rows: Rows, candidates: Rows | None
 ) -> dict[str, NDArray[np.float64]]:
     """Accuracy over all queries; normalised, over those whose gold is a candidate; and of ambiguous mentions.
 
     A mention is ambiguous when the alias table lists at least two items for it. Queries that do not count are NaN.
 
     Args:
-        items: (B, m) rows, best first.
+        items: (B, m) rows, best first, -1 for none.
         collection: with the judgements.
         query_rows: (B,) the queries.
-        known_candidates: ``items`` are all candidates that were scored; without them nothing can be normalised.
+        candidates: (B, d) all items that the first retriever found, or that were scored; without them (None) nothing
+            can be normalised.
     """
     hits = accuracy(items[:, 0], collection, query_rows)
     found = {"accuracy": hits}
-    if known_candidates:
-        found["accuracy (normalised)"] = np.where(retrieved(items, collection, query_rows), hits, np.nan)
+    if candidates is not None:
+        found["accuracy (normalised)"] = np.where(retrieved(candidates, collection, query_rows), hits, np.nan)
     if collection.aliases:
         aliases = [collection.queries[row].alias for row in query_rows.tolist()]
         ambiguous = np.array([alias is not None and len(collection.aliases.get(alias, ())) > 1 for alias in aliases])

@@ -20,9 +20,12 @@ from simzoo.core.settings import plain
 from simzoo.datamodules.lists import RetrievalData, Split
 from simzoo.models.formats import load
 from simzoo.models.similarity import LearnedSimilarity, fastest_device
-from simzoo.retrieval.evaluation import similarity_scorer
+from simzoo.retrieval.corpus import Corpus
 from simzoo.retrieval.first_stages.dense import Dense
 from simzoo.retrieval.first_stages.first_stage import FirstStage
+from simzoo.retrieval.judge import SimilarityJudge
+
+BLOCK = 256  # queries whose candidates a teacher scores at once
 
 
 class MineCandidates(Callback):
@@ -148,23 +151,35 @@ class MineCandidates(Callback):
         return self._teacher
 
     def _taught(self, found: Candidates, collection: Collection) -> Candidates:
-        scorer = similarity_scorer(self._teacher_model(), collection)
-        return replace(found, teacher=scorer.score_lists(np.arange(len(found.items)), found.items))
+        judge = SimilarityJudge.of(self._teacher_model(), collection.items)
+        blocks = [slice(start, start + BLOCK) for start in range(0, len(found.items), BLOCK)]
+        parts = [judge.scorer(collection.queries[block]).lists(found.items[block]) for block in blocks]
+        return replace(found, teacher=np.concatenate(parts))
 
 
 def mine(stage: FirstStage, collection: Collection, depth: int) -> Candidates:
     """The top ``depth`` items of every query (all items where there are fewer), and the gold item's score.
 
     The gold score is inf where no gold item is among them: the false-negative filter then drops nothing.
+
+    Raises:
+        ValueError: the first stage finds fewer for a query.
     """
-    stage.index(collection)
+    stage.index(Corpus.of(collection))
     depth = min(depth, len(collection.items))
-    items, scores = stage.search(np.arange(len(collection.queries)), depth)
+    items, scores = stage.search(collection.queries, depth)
+    found = (items >= 0).sum(axis=1)
+    short = np.flatnonzero(found < depth)
+    if short.size:
+        raise ValueError(
+            f"{collection.name}: {depth} candidates were asked for, but {type(stage).__name__} finds {found[short[0]]} "
+            f"for query {collection.queries[short[0]].id!r}; every query has {found.min()}: mine less deep"
+        )
     gold = np.full(len(collection.queries), np.inf, dtype=np.float32)
     for row in range(len(collection.queries)):
-        found = scores[row][np.isin(items[row], collection.relevant(row))]
-        if found.size:
-            gold[row] = found.max()
+        its = scores[row][np.isin(items[row], collection.relevant(row))]
+        if its.size:
+            gold[row] = its.max()
     return Candidates(items, scores, gold)
 
 

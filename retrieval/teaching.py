@@ -14,9 +14,10 @@ from simzoo.core.files import replacing
 from simzoo.core.progress import progress
 from simzoo.core.records import Collection, DataError
 from simzoo.models.similarity import LearnedSimilarity
-from simzoo.retrieval.evaluation import similarity_scorer
+from simzoo.retrieval.corpus import Corpus
 from simzoo.retrieval.first_stages.first_stage import FirstStage
-from simzoo.retrieval.scorer import Rows, Scorer
+from simzoo.retrieval.judge import Judge, SimilarityJudge
+from simzoo.retrieval.topk import Rows
 
 BLOCK = 256  # queries a file
 
@@ -59,10 +60,10 @@ def write_lessons(
     blocks = {start: folder / f"{name}-{start:08d}.jsonl.gz" for start in range(0, len(rows), BLOCK)}
     missing = [start for start, path in blocks.items() if not path.exists()]
     if missing:
-        scorer = similarity_scorer(teacher, collection)
-        first_stage.index(collection)
+        judge = SimilarityJudge.of(teacher, collection.items)
+        first_stage.index(Corpus.of(collection))
         for start in progress(missing, f"teaching on {collection.name}"):
-            records = _records(collection, rows[start : start + BLOCK], scorer, first_stage, top, random, seed)
+            records = _records(collection, rows[start : start + BLOCK], judge, first_stage, top, random, seed)
             # Without a time stamp, so that the same records are the same bytes.
             text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
             with replacing(blocks[start]) as file:
@@ -83,16 +84,16 @@ def _claim(path: Path, made_by: dict[str, Any]) -> None:
 
 
 def _records(
-    collection: Collection, rows: list[int], scorer: Scorer, first_stage: FirstStage, top: int, random: int, seed: int
+    collection: Collection, rows: list[int], judge: Judge, first_stage: FirstStage, top: int, random: int, seed: int
 ) -> list[dict[str, Any]]:
     most = max(len(collection.relevant(row)) for row in rows)
-    found, _ = first_stage.search(np.array(rows), min(top + most, len(collection.items)))
+    queries = [collection.queries[row] for row in rows]
+    found, _ = first_stage.search(queries, min(top + most, len(collection.items)))
     lists = [_list(collection, row, near, top, random, seed) for row, near in zip(rows, found, strict=True)]
     columns = np.full((len(rows), max(map(len, lists))), -1, dtype=np.int64)
     for place, entry in enumerate(lists):
         columns[place, : len(entry)] = entry
-    scores = scorer.score_lists(np.array(rows), columns)
-    scorer.forget(np.array(rows))
+    scores = judge.scorer(queries).lists(columns)
     records = []
     for row, entry, values in zip(rows, lists, scores, strict=True):
         query, relevant = collection.queries[row], set(collection.relevant(row))
@@ -116,7 +117,7 @@ def _records(
 def _list(collection: Collection, row: int, near: Rows, top: int, random: int, seed: int) -> list[int]:
     """Rows of one record's items: the relevant ones first."""
     relevant = collection.relevant(row)
-    best = [int(item) for item in near if item not in relevant][:top]
+    best = [int(item) for item in near if item >= 0 and item not in relevant][:top]
     others = np.setdiff1d(np.arange(len(collection.items)), [*relevant, *best])
     drawn = np.random.default_rng([seed, row]).choice(others, min(random, len(others)), replace=False)
     return [*relevant, *best, *drawn.tolist()]

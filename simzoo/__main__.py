@@ -5,6 +5,9 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 
+from simzoo.core.interrupts import end_without_traceback
+from simzoo.core.startup import importing
+
 COMMANDS = {
     "train": ("simzoo.train", (), "fit, validate or test a similarity; as train.py"),
     "evaluate": ("simzoo.evaluate", (), "run, compare, matrix, teach, card; as evaluate.py"),
@@ -55,8 +58,8 @@ def main(args: list[str] | None = None) -> None:
         print(TRAINING)
         return
     module, first, _ = COMMANDS[name]
-    from simzoo.core.startup import importing
-
+    if args is None and name == "train":
+        end_without_traceback()
     try:
         with importing():
             called = import_module(module).main

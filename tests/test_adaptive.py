@@ -68,7 +68,7 @@ def test_searches_are_their_plain_forms(kind: str) -> None:
     found = run(searcher, task, BUDGET)
     neighbors = build_graph(vectors.items, config)
     for row in range(10):
-        first = stage.search(np.array([row]), 90)[0][0].tolist()
+        first = stage.search([task.queries[row]], 90)[0][0].tolist()
         if kind == "gar":
             expected = plain_gar(matrix[row], first[:BUDGET], neighbors, 3)
         else:

@@ -11,7 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simzoo.core.records import Collection, Item, Query
-from simzoo.retrieval.first_stages.first_stage import BM25, TFIDF, AliasTable, FirstStage, Random
+from simzoo.retrieval.corpus import Corpus
+from simzoo.retrieval.first_stages.first_stage import FirstStage
+from simzoo.retrieval.first_stages.lexical import BM25, TFIDF
+from simzoo.retrieval.first_stages.offered import AliasTable, Random
 from simzoo.retrieval.first_stages.vector_index import HNSW, IVF, Flat, IndexKind
 from simzoo.retrieval.topk import top_columns
 
@@ -30,39 +33,39 @@ QUERIES = [
     Query("q3", "the of"),
 ]
 COLLECTION = Collection("hand", ITEMS, QUERIES, [{}] * 4, aliases={"bank": [2, 1], "boat": [4, 4, 0]})
-EVERY = np.arange(len(QUERIES))
+CORPUS = Corpus.of(COLLECTION)
 
 
 def test_equal_items_come_in_row_order() -> None:
     """Ties broken by chance make two runs differ: items 0 and 4 are the same text."""
     stage = BM25()
-    stage.index(COLLECTION)
-    items, scores = stage.search(EVERY, 6)
+    stage.index(CORPUS)
+    items, scores = stage.search(QUERIES, 6)
     assert items[0, :2].tolist() == [0, 4] and scores[0, 0] == scores[0, 1]
 
 
 @pytest.mark.parametrize("stage", [BM25(), TFIDF(), Random(3), AliasTable(), AliasTable(by_sense=False, seed=1)])
 def test_a_shorter_search_is_the_start_of_a_longer_one(stage: FirstStage) -> None:
     """Otherwise AXN with a pool starts from other items than retrieve-and-rerank, and queries depend on their batch."""
-    stage.index(COLLECTION)
-    items, _ = stage.search(EVERY, 6)
+    stage.index(CORPUS)
+    items, _ = stage.search(QUERIES, 6)
     for k in (1, 3):
-        alone = [stage.search(EVERY[[row]], k)[0][0] for row in EVERY[::-1]][::-1]
+        alone = [stage.search([query], k)[0][0] for query in QUERIES[::-1]][::-1]
         np.testing.assert_array_equal(alone, items[:, :k])
 
 
 def test_a_row_listed_twice_keeps_its_first_place() -> None:
     """The last of equal entries would win, and the most frequent sense would sink below another."""
     stage = AliasTable()
-    stage.index(Collection("twice", ITEMS, QUERIES, [{}] * 4, aliases={"boat": [4, 0, 4]}))
-    assert stage.search(EVERY[:1], 2)[0].tolist() == [[4, 0]]
+    stage.index(Corpus(ITEMS, aliases={"boat": [4, 0, 4]}))
+    assert stage.search(QUERIES[:1], 2)[0].tolist() == [[4, 0]]
 
 
 @pytest.mark.parametrize("stage", [BM25(), TFIDF()])
 def test_items_without_words_are_refused_by_name(stage: FirstStage) -> None:
     """A traceback from inside a library does not say which data to look at."""
     with pytest.raises(ValueError, match="wordless"):
-        stage.index(Collection("wordless", [Item("0", "a"), Item("1", "I")], QUERIES, [{}] * 4))
+        stage.index(Corpus([Item("0", "a"), Item("1", "I")], name="wordless"))
 
 
 @given(st.integers(0, 999), st.integers(1, 4), st.integers(1, 30), st.integers(1, 4))

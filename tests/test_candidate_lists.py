@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +14,14 @@ from simzoo.core.records import Collection, DataError, Item, Query
 from simzoo.datamodules.readers.dstc7 import ADDED, load_dstc7
 from simzoo.datamodules.readers.json_lines import read_json_array
 from simzoo.datamodules.readers.msmarco import NO_CANDIDATES, NO_JUDGEMENT, load_msmarco
-from simzoo.retrieval.first_stages.first_stage import Given
+from simzoo.retrieval.corpus import Corpus
+from simzoo.retrieval.evaluation import evaluate
+from simzoo.retrieval.first_stages.offered import Given
+from simzoo.retrieval.judge import MatrixJudge
 from simzoo.retrieval.mining import mine
+from simzoo.retrieval.results.report import Example
+from simzoo.retrieval.results.run_files import read_trec, write_trec
+from simzoo.retrieval.searchers.exact import Rerank
 from tests.layouts import dialogue, write_dstc7, write_msmarco
 
 
@@ -142,20 +149,48 @@ def offered(*lists: list[int]) -> Collection:
 def test_given_candidates_keep_their_order() -> None:
     """A first stage that sorted them by row would undo the retriever's work."""
     stage = Given()
-    stage.index(offered([4, 2, 0], [1, 5, 3]))
-    rows, scores = stage.search(np.array([1, 0]), 2)
+    collection = offered([4, 2, 0], [1, 5, 3])
+    stage.index(Corpus.of(collection))
+    rows, scores = stage.search(collection.queries[::-1], 2)
     assert rows.tolist() == [[1, 5], [4, 2]] and np.isnan(scores).all()
     assert mine(Given(), offered([4, 2, 0], [1, 5, 3]), 3).items.tolist() == [[4, 2, 0], [1, 5, 3]]
 
 
 def test_fewer_candidates_than_asked_for() -> None:
-    """Filling up with any item would make the task easier than it is."""
-    stage = Given()
-    stage.index(offered([4, 2, 0], [1, 5]))
-    with pytest.raises(ValueError, match="3 candidates were asked for, but query 'q1' has 2; every query has 2"):
-        stage.search(np.array([0, 1]), 3)
+    """MS MARCO's top1000.dev has fewer for some queries; filling up with any item would make the task easier."""
+    stage, collection = Given(), offered([4, 2, 0], [1, 5], [])
+    stage.index(Corpus.of(collection))
+    rows, scores = stage.search([*collection.queries, Query("new", "text")], 3)
+    assert rows.tolist() == [[4, 2, 0], [1, 5, -1], [-1, -1, -1], [-1, -1, -1]]
+    assert np.array_equal(np.isneginf(scores), rows == -1) and np.isnan(scores[rows >= 0]).all()
+    with pytest.raises(ValueError, match=r"3 candidates .* but Given finds 2 for query 'q1'; every query has 0"):
+        mine(Given(), collection, 3)
     with pytest.raises(ValueError, match="c offers no candidates"):
-        stage.index(offered())
+        stage.index(Corpus.of(offered()))
+
+
+def test_lists_of_any_length_are_reranked_and_measured(tmp_path: Path) -> None:
+    """A place that no candidate fills must be no result: not in the metrics, not in the run, not among the calls."""
+    collection = replace(offered([4, 2, 0], [1, 5], [3]), judgements=[{0: 1}, {3: 1}, {3: 1}])
+    matrix = np.arange(18, dtype=np.float32).reshape(3, 6)
+    judge = MatrixJudge(matrix, ["q0", "q1", "q2"])
+    found = evaluate(
+        Rerank(Given(), 3), Corpus.of(collection, judge), collection, np.arange(3), 3, ["R@3", "RR@3"], exact=matrix
+    )
+    assert found.ranking.items.tolist() == [[4, 2, 0], [5, 1, -1], [3, -1, -1]]
+    assert found.ranking.calls.tolist() == [3, 2, 1]
+    assert found.values["R@3"].tolist() == [1, 0, 1]
+    assert found.values["RR@3"].tolist() == pytest.approx([1 / 3, 0, 1])
+    assert found.values["accuracy (normalised)"].tolist() == pytest.approx([0, np.nan, 1], nan_ok=True)
+    assert found.values["Top-1-Recall"].tolist() == [0, 1, 0]
+    write_trec(tmp_path, collection, np.arange(3), found.ranking, "given")
+    run = read_trec(tmp_path / "run.trec")
+    assert {query: [item for item, _ in items] for query, items in run.items()} == {
+        "q0": ["i4", "i2", "i0"],
+        "q1": ["i5", "i1"],
+        "q2": ["i3"],
+    }
+    assert [one.id for one in Example.of(collection, np.arange(3), found.ranking, 1).found] == ["i5", "i1"]
 
 
 def test_a_sample_keeps_its_own_lists() -> None:

@@ -86,7 +86,7 @@ def test_a_bare_name_is_enough(tmp_path: Path) -> None:
         text=True,
         check=False,
     )
-    assert done.stdout.strip() == "simzoo.retrieval.searchers.mol.topk.ExactMoL", done.stderr
+    assert done.stdout.strip() == "simzoo.ExactMoL", done.stderr
 
 
 def test_only_what_is_named_is_imported() -> None:
@@ -98,7 +98,7 @@ def test_only_what_is_named_is_imported() -> None:
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     loaded = set(done.stderr.split())
     assert "simzoo.retrieval.searcher" in loaded
-    unwanted = {"faiss", "qdrant_client", "matplotlib.pyplot", "sklearn", "simzoo.retrieval.searchers.axn"}
+    unwanted = {"faiss", "qdrant_client", "sklearn", "simzoo.retrieval.searchers.axn"}
     assert not unwanted & loaded
     for known in subclasses("Searcher"):
         assert re.search(rf"\b{known.name}\b", done.stdout), f"help does not list {known.name}"
@@ -209,17 +209,14 @@ def test_a_recipe_that_is_printed_is_one_that_is_taken(tmp_path: Path, capsys: p
 def test_a_training_checkpoint_is_no_address(value: str, tmp_path: Path) -> None:
     """Lightning unpickles what it fetches from an address."""
     (tmp_path / "evil.yaml").write_text(Path(RECIPE).read_text() + f"ckpt_path: {value}\n")
-    with pytest.raises(ValueError, match="is an address"):
+    with pytest.raises(ValueError, match=r"this machine's disks only"):
         train.main(["fit", "--config", str(tmp_path / "evil.yaml")])
 
 
 def test_training_checkpoints_are_read_as_data(ran: Path) -> None:
-    """A checkpoint's own class path was imported, and ``weights_only: false`` unpickled it."""
-    assert train.as_data("last.ckpt", None) and train.as_data(None, None)
-    with pytest.raises(ValueError, match="would run code"):
-        train.as_data("last.ckpt", False)
+    """A checkpoint's own class path was imported, whatever --weights_only said."""
     torch.save({"hyper_parameters": {"_class_path": "simzoo_payload.Mine"}}, ran.parent / "evil.ckpt")
-    with pytest.raises(KeyError):  # it is no checkpoint, which the trainer finds after the recipe's classes are made
+    with pytest.raises(ValueError, match=r"evil\.ckpt"):  # it is no whole checkpoint, and that is all
         train.main(["validate", "--config", RECIPE, f"--ckpt_path={ran.parent / 'evil.ckpt'}"])
     assert not ran.exists() and "simzoo_payload" not in sys.modules
 

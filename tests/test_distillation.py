@@ -24,8 +24,8 @@ from simzoo.models.dual_encoder import DualEncoder
 from simzoo.models.formats import load, save
 from simzoo.models.training import Optimization
 from simzoo.retrieval import teaching
-from simzoo.retrieval.evaluation import similarity_scorer
-from simzoo.retrieval.first_stages.first_stage import BM25
+from simzoo.retrieval.first_stages.lexical import BM25
+from simzoo.retrieval.judge import SimilarityJudge
 from simzoo.retrieval.teaching import write_lessons
 from tests.test_training import trainer
 from tests.toy import Toy, toy_collection
@@ -147,7 +147,7 @@ def test_teaching_writes_what_the_teacher_says(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(teaching, "BLOCK", 10)
     files = write_lessons(teacher, collection, BM25(), tmp_path / "out", 5, 3, 0)
     found = [lesson for path in files for lesson in read_lessons(path, "positive")]
-    exact = similarity_scorer(teacher, collection)
+    exact = SimilarityJudge.of(teacher, collection.items).scorer(collection.queries)
     rows = {item.id: row for row, item in enumerate(collection.items)}
     assert len(files) == 3 and [lesson.query for lesson in found] == list(collection.queries)
     for row, lesson in enumerate(found):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,16 +12,20 @@ import torch
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.metrics.pairwise import cosine_similarity
 
-from simzoo.core.records import Collection, DataError, Item, Query
+from simzoo.core.records import DataError, Item, Query
 from simzoo.models.cross_encoder import CrossEncoder
 from simzoo.models.dual_encoder import DualEncoder
 from simzoo.models.formats import save
+from simzoo.retrieval.corpus import Corpus
 from simzoo.retrieval.first_stages.dense import Dense
-from simzoo.retrieval.first_stages.first_stage import BM25, TFIDF, AliasTable, FirstStage, Random
+from simzoo.retrieval.first_stages.first_stage import FirstStage
+from simzoo.retrieval.first_stages.lexical import BM25, TFIDF
+from simzoo.retrieval.first_stages.offered import AliasTable, Random
 from simzoo.retrieval.first_stages.vector_index import HNSW, IVF, Flat
 from tests.toy import toy_collection
 
-ALL = np.arange(24)
+TOY = toy_collection()
+CORPUS = Corpus.of(TOY)
 
 
 def test_bm25_by_its_formula() -> None:
@@ -39,8 +44,8 @@ def test_bm25_by_its_formula() -> None:
         return total
 
     stage = BM25()
-    stage.index(collection)
-    rows, scores = stage.search(ALL, 40)
+    stage.index(Corpus.of(collection))
+    rows, scores = stage.search(collection.queries, 40)
     for i, query in enumerate(collection.queries):
         expected = np.array([score(query.text, d) for d in documents])
         np.testing.assert_allclose(scores[i], expected[rows[i]], atol=1e-4)
@@ -49,10 +54,9 @@ def test_bm25_by_its_formula() -> None:
 
 def test_unknown_words_retrieve_in_row_order() -> None:
     """A query without a known word must not crash or return garbage."""
-    collection = Collection("c", [Item("a", "boat"), Item("b", "river")], [Query("q", "zzz the")], [{}])
     stage = BM25()
-    stage.index(collection)
-    rows, scores = stage.search(np.array([0]), 2)
+    stage.index(Corpus([Item("a", "boat"), Item("b", "river")]))
+    rows, scores = stage.search([Query("q", "zzz the")], 2)
     assert rows.tolist() == [[0, 1]]
     assert scores.tolist() == [[0, 0]]
 
@@ -61,12 +65,12 @@ def test_tfidf_is_the_cosine() -> None:
     """Against scikit-learn's cosine of the same vectors, fitted on the items alone."""
     collection = toy_collection()
     stage = TFIDF()
-    stage.index(collection)
+    stage.index(Corpus.of(collection))
     texts = [f"{item.title} {item.text}" for item in collection.items]
     vectorizer = TfidfVectorizer().fit(texts)
     queries = vectorizer.transform([q.text for q in collection.queries])
     expected = cosine_similarity(queries, vectorizer.transform(texts))
-    rows, scores = stage.search(ALL, 5)
+    rows, scores = stage.search(collection.queries, 5)
     np.testing.assert_allclose(scores, np.take_along_axis(expected, rows, axis=1), atol=1e-6)
     np.testing.assert_allclose(scores, -np.sort(-expected, axis=1)[:, :5], atol=1e-6)
 
@@ -75,35 +79,85 @@ def test_alias_table_puts_senses_first() -> None:
     """The most-frequent-sense baseline is the table's order; the alias-table baseline is not to know it."""
     items = [Item(str(i), text) for i, text in enumerate(["boat", "boat boat", "river", "boat"])]
     queries = [Query(str(i), "boat", alias="boat#n") for i in range(30)] + [Query("x", "boat", alias="none#n")]
-    collection = Collection("c", items, queries, [{}] * 31, aliases={"boat#n": (2, 0)})
+    corpus = Corpus(items, aliases={"boat#n": (2, 0)})
     by_sense, at_random = AliasTable(), AliasTable(by_sense=False)
     for stage in (by_sense, at_random):
-        stage.index(collection)
-    rows, _ = by_sense.search(np.arange(31), 4)
+        stage.index(corpus)
+    rows, _ = by_sense.search(queries, 4)
     assert all(row.tolist()[:2] == [2, 0] for row in rows[:30])
     assert rows[30].tolist()[-1] == 2
-    drawn = {tuple(row[:2]) for row in at_random.search(np.arange(30), 4)[0].tolist()}
+    drawn = {tuple(row[:2]) for row in at_random.search(queries[:30], 4)[0].tolist()}
     assert drawn == {(2, 0), (0, 2)}
     with pytest.raises(ValueError, match="no alias table"):
-        AliasTable().index(toy_collection())
+        AliasTable().index(CORPUS)
 
 
-@pytest.mark.parametrize("stage", [BM25(), TFIDF(), Random(), Dense.of(DualEncoder.tiny().eval())])
-def test_k_is_checked_and_rows_are_distinct(stage: FirstStage) -> None:
-    """faiss fills up with -1 where there is nothing more; a row of -1 is the last item."""
-    stage.index(toy_collection())
-    rows, scores = stage.search(ALL, 40)
-    assert all(sorted(row) == list(range(40)) for row in rows.tolist())
-    assert np.all(np.diff(scores, axis=1) <= 0)
-    for k in (0, 41):
-        with pytest.raises(ValueError, match=f"over 40 items cannot return {k}"):
-            stage.search(ALL, k)
+STAGES = [BM25(), TFIDF(), Random(), Dense.of(DualEncoder.tiny().eval())]
+
+
+@pytest.mark.parametrize("stage", STAGES, ids=lambda stage: type(stage).__name__)
+def test_rows_are_distinct_and_minus_one_stands_behind(stage: FirstStage) -> None:
+    """A row of -1 is the last item, where nobody looks."""
+    stage.index(CORPUS)
+    rows, scores = stage.search(TOY.queries, 43)
+    assert all(sorted(row) == list(range(40)) for row in rows[:, :40].tolist())
+    assert np.all(np.diff(scores[:, :40], axis=1) <= 0)
+    assert (rows[:, 40:] == -1).all() and np.isneginf(scores[:, 40:]).all()
+    assert stage.search([], 3)[0].shape == (0, 3)
+    with pytest.raises(ValueError, match="at least 1 item, not 0"):
+        stage.search(TOY.queries, 0)
+
+
+@pytest.mark.parametrize("stage", STAGES, ids=lambda stage: type(stage).__name__)
+def test_removed_rows_are_left_out(stage: FirstStage) -> None:
+    """The rest in the order in which they stood, whether they were removed before the index was built or after."""
+    stage.index(CORPUS)
+    rows, _ = stage.search(TOY.queries, 40)
+    removed = np.random.default_rng(0).random(40) < 0.3
+    for again in (stage.index, lambda corpus: stage.extend(corpus, 40)):
+        again(replace(CORPUS, removed=removed))
+        for k in (5, 40):
+            found, scores = stage.search(TOY.queries, k)
+            for row, before in zip(found.tolist(), rows.tolist(), strict=True):
+                left = [item for item in before if not removed[item]][:k]
+                assert row == left + [-1] * (k - len(left))
+            np.testing.assert_array_equal(found == -1, np.isneginf(scores))
+        stage.index(CORPUS)
+
+
+@pytest.mark.parametrize("stage", STAGES, ids=lambda stage: type(stage).__name__)
+def test_a_grown_first_stage_is_one_built_at_once(stage: FirstStage) -> None:
+    """BM25's statistics are of all items: weights of the first ones alone would rank the new ones wrongly."""
+    stage.index(CORPUS)
+    rows, scores = stage.search(TOY.queries, 40)
+    stage.index(replace(CORPUS, items=TOY.items[:23]))
+    stage.extend(CORPUS, 23)
+    found = stage.search(TOY.queries, 40)
+    np.testing.assert_array_equal(found[0], rows)
+    np.testing.assert_allclose(found[1], scores, rtol=1e-6)
+    with pytest.raises(ValueError, match="has indexed 40 items"):
+        stage.extend(CORPUS, 23)
+
+
+def test_retrieved_by_bm25s_is_all_scored() -> None:
+    """bm25s breaks ties as it likes, and has nothing for a query without a known word: both must come by row."""
+    stage, rng = BM25(), np.random.default_rng(0)
+    words = ["boat", "river", "bank", "sea", "money"]
+    items = [Item(str(row), " ".join(rng.choice(words, rng.integers(1, 4)))) for row in range(300)]
+    queries = [Query(str(row), " ".join(rng.choice([*words, "unknown"], 2))) for row in range(40)]
+    stage.index(Corpus(items))
+    every = stage.scores(queries)
+    for k in (1, 7, 100, 300):
+        rows, scores = stage.search(queries, k)
+        expected = np.argsort(-every, axis=1, kind="stable")[:, :k]
+        np.testing.assert_array_equal(rows, expected)
+        np.testing.assert_array_equal(scores, np.take_along_axis(every, expected, axis=1))
 
 
 def test_a_cross_encoder_is_no_vector_index(tmp_path: object) -> None:
     """Only an inner product may be handed to faiss."""
     with pytest.raises(TypeError, match="no inner product"):
-        Dense.of(CrossEncoder.tiny()).index(toy_collection())
+        Dense.of(CrossEncoder.tiny()).index(CORPUS)
 
 
 def test_a_store_keeps_the_vectors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,15 +167,14 @@ def test_a_store_keeps_the_vectors(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with torch.no_grad():
         next(model.parameters()).mul_(2)
     save(model, tmp_path / "two")
-    collection = toy_collection()
     made = Dense(tmp_path / "one", store=tmp_path / "store")
-    made.index(collection)
+    made.index(CORPUS)
     again = Dense(tmp_path / "one", store=tmp_path / "store")
     monkeypatch.setattr(again.similarity, "encode_items", None)  # a call fails
-    again.index(collection)
-    np.testing.assert_array_equal(again.items, made.items)
+    again.index(CORPUS)
+    np.testing.assert_array_equal(again.embedder.vectors, made.embedder.vectors)
     with pytest.raises(DataError, match="checkpoint"):
-        Dense(tmp_path / "two", store=tmp_path / "store").index(collection)
+        Dense(tmp_path / "two", store=tmp_path / "store").index(CORPUS)
 
 
 def test_approximate_indices_find_most() -> None:

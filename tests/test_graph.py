@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,18 +10,18 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from simzoo.core.records import DataError
-from simzoo.core.reps import Reps
+from simzoo.core.records import DataError, Item, Query
+from simzoo.core.reps import Reps, take
 from simzoo.models.hypencoder import Hypencoder
-from simzoo.retrieval.evaluation import similarity_scorer
-from simzoo.retrieval.scorer import Scorer
-from simzoo.retrieval.searcher import Searcher, SearchTask
+from simzoo.retrieval.corpus import Corpus
+from simzoo.retrieval.judge import SimilarityJudge
+from simzoo.retrieval.searcher import Searcher
 from simzoo.retrieval.searchers.exact import Exact
 from simzoo.retrieval.searchers.graph_search import GraphSearch, RandomItems, Retrieved
 from simzoo.retrieval.searchers.linear_search import LinearSearch
 from simzoo.retrieval.storage import graph
 from simzoo.retrieval.storage.graph import GraphConfig, build_graph, load_graph
-from tests.test_searchers import Vectors, problem, run, task_of
+from tests.test_searchers import problem, run, task_of
 from tests.toy import toy_collection
 
 Floats = NDArray[np.float32]
@@ -113,7 +113,7 @@ def test_walks_are_algorithm_1(rounds: int, offered: int | None) -> None:
     searcher = GraphSearch(vectors, RandomItems(10, 1), GraphConfig(4), 3, rounds, offered=offered, query_batch=5)
     found = run(searcher, task, 3)
     neighbors = build_graph(vectors.items, GraphConfig(4))
-    entry = searcher.entry_points.of(np.array([0]))[0].tolist()
+    entry = searcher.entry_points.of(task.queries[:1])[0].tolist()
     for row in range(12):
         expected, scored = plain_walk(matrix[row], neighbors, entry, 3, 3, rounds, offered or 10**6)
         assert found.items[row].tolist() == expected
@@ -135,6 +135,17 @@ def test_batching_changes_nothing(best_first: bool) -> None:
     assert found[0].calls.max() <= 70
 
 
+class Encoded(SimilarityJudge):
+    """Over representations of queries at hand, by their ids, which are rows."""
+
+    def __init__(self, similarity: Hypencoder, queries: Reps, items: Reps) -> None:
+        super().__init__(similarity, items)
+        self.queries = queries
+
+    def encode(self, queries: Sequence[Query]) -> Reps:
+        return take(self.queries, torch.tensor([int(query.id) for query in queries]))
+
+
 @pytest.mark.parametrize("kind", [GraphSearch, LinearSearch])
 def test_32_queries_at_once_are_32_queries(kind: type[GraphSearch] | type[LinearSearch]) -> None:
     """With q-nets instead of known scores: one query's items must not be scored with another's weights."""
@@ -151,8 +162,8 @@ def test_32_queries_at_once_are_32_queries(kind: type[GraphSearch] | type[Linear
         searcher: Searcher = LinearSearch(None, 40, 120, 3, components=8, query_batch=batch)
         if kind is GraphSearch:
             searcher = GraphSearch(None, RandomItems(40), GraphConfig(8), 4, 6, best_first=True, query_batch=batch)
-        scorer = Scorer.from_similarity(model, queries, items)
-        found.append(run(searcher, replace(task_of(exact, 32), scorer=scorer), 10))
+        searcher.index(Corpus([Item(str(row), "x") for row in range(600)], Encoded(model, queries, items)))
+        found.append(searcher.search([Query(str(row), "x") for row in range(32)], 10))
     np.testing.assert_array_equal(found[0].items, found[1].items)
     np.testing.assert_array_equal(found[0].calls, found[1].calls)
     np.testing.assert_allclose(found[0].scores, found[1].scores, rtol=1e-5, atol=1e-5)
@@ -184,21 +195,26 @@ def test_walks_find_more_than_as_many_random_items() -> None:
 def test_entry_points_of_a_first_stage_and_own_vectors() -> None:
     """A similarity with item vectors of its own needs no dual encoder; without any, the error says what to name."""
     collection, model = toy_collection(), Hypencoder.tiny().eval()
-    task = SearchTask(collection, similarity_scorer(model, collection), np.arange(24), np.empty(0, dtype=np.int64))
+    corpus = Corpus.of(collection, SimilarityJudge.of(model, collection.items))
+    queries = [Query(str(row), query.text, query.mention) for row, query in enumerate(collection.queries)]
     _, vectors = problem(9, 24, 40, 6, 0.2)
     entry = Retrieved(vectors, 6)
-    found = run(GraphSearch(None, entry, GraphConfig(5), 4, 3), task, 5)
-    first, _ = vectors.search(np.arange(24), 6)
-    assert (found.calls > 6).all() and np.array_equal(entry.of(np.arange(24)), first)
+    searcher = GraphSearch(None, entry, GraphConfig(5), 4, 3)
+    searcher.index(corpus)
+    found = searcher.search(queries, 5)
+    first, _ = vectors.search(queries, 6)
+    assert (found.calls > 6).all() and np.array_equal(entry.of(queries), first)
     with pytest.raises(TypeError, match="name a dual encoder"):
-        GraphSearch().index(task_of(np.zeros((3, 40), dtype=np.float32), 3))
+        GraphSearch().index(task_of(np.zeros((3, 40), dtype=np.float32), 3).corpus)
 
 
 def test_walks_that_find_too_little_say_so() -> None:
     """An unfilled place would look like an item."""
     matrix, vectors = problem(1, 4, 30, 4, 0.1)
-    with pytest.raises(ValueError, match=r"query '0' scored fewer than k = 9 items"):
-        run(GraphSearch(vectors, RandomItems(2), GraphConfig(2), 1, 2), task_of(matrix, 4), 9)
+    found = run(GraphSearch(vectors, RandomItems(2), GraphConfig(2), 1, 2), task_of(matrix, 4), 9)
+    assert (found.calls < 9).all()
+    for row, calls in enumerate(found.calls):
+        assert (found.items[row, :calls] >= 0).all() and (found.items[row, calls:] == -1).all()
+        assert np.isneginf(found.scores[row, calls:]).all()
     with pytest.raises(ValueError, match="need a budget of at least 9"):
         run(GraphSearch(vectors, RandomItems(2), GraphConfig(2), budget=5), task_of(matrix, 4), 9)
-    assert Scorer.pointwise and isinstance(vectors, Vectors)

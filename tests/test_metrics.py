@@ -61,16 +61,23 @@ def test_topk_recall_with_ties_by_hand() -> None:
         ([[0]], [[1, 2]], 3, "k must be between"),
         ([[0]], [[1, 2]], 0, "k must be between"),
         ([[0, 0]], [[1, 2]], 2, "found twice"),
-        ([[0, -1]], [[1, 2]], 2, "rows from -1 to 0, expected 0 to 1"),
+        ([[0, -2]], [[1, 2]], 2, "rows from -2 to 0, expected 0 to 1"),
         ([[0, 2]], [[1, 2]], 2, "rows from 0 to 2"),
         ([[0]], [[1, 2], [3, 4]], 1, "shape"),
         ([[0]], [[1, float("nan")]], 1, "NaN"),
     ],
 )
 def test_topk_recall_refuses(found: list[list[int]], scores: list[list[float]], k: int, message: str) -> None:
-    """A padding of -1 counts the last item, one row of found items serves all queries, NaN is never found: silently."""
+    """A negative row counts from the last item, one row of found items serves all queries, NaN is never found."""
     with pytest.raises(ValueError, match=message):
         topk_recall(np.array(found), np.array(scores, dtype=np.float32), k)
+
+
+def test_a_missing_item_is_no_item() -> None:
+    """A padding of -1 would count the last item, or be refused as one that was found twice."""
+    scores = np.array([[3.0, 1.0, 2.0], [3.0, 1.0, 2.0]])
+    found = np.array([[0, -1, -1], [-1, -1, -1]])
+    assert topk_recall(found, scores, 2).tolist() == [0.5, 0]
 
 
 def test_ir_metrics_by_hand() -> None:

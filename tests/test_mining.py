@@ -19,7 +19,7 @@ from simzoo.models.dual_encoder import DualEncoder
 from simzoo.models.similarity import LearnedSimilarity
 from simzoo.models.training import Optimization
 from simzoo.retrieval.first_stages.dense import Dense
-from simzoo.retrieval.first_stages.first_stage import BM25
+from simzoo.retrieval.first_stages.lexical import BM25
 from simzoo.retrieval.mining import MineCandidates, mine
 from tests.toy import Toy, toy_collection
 

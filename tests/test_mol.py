@@ -21,8 +21,8 @@ from simzoo.models.parts.backbone import BackboneConfig, load_tokenizer
 from simzoo.models.parts.mixture import GatedLinear, HashedUsers, MixtureConfig, MoLHead, mol_scores
 from simzoo.models.parts.tiny import tiny_backbone
 from simzoo.models.parts.tokenizing import TextTokenizer, TokenConfig
-from simzoo.retrieval.evaluation import similarity_scorer
-from simzoo.retrieval.searcher import SearchTask
+from simzoo.retrieval.corpus import Corpus
+from simzoo.retrieval.judge import SimilarityJudge
 from simzoo.retrieval.searchers.exact import Exact
 from simzoo.retrieval.searchers.mol.topk import BruteForce, ExactMoL
 from tests.toy import toy_collection
@@ -245,12 +245,11 @@ def test_training_adds_the_gates_of_the_positives() -> None:
 def test_text_is_searched_exactly() -> None:
     """Representations read by the searcher must be those that the scorer scores."""
     model, collection = MoL.tiny().eval(), toy_collection()
-    rows = np.arange(len(collection.queries))
-    task = SearchTask(collection, similarity_scorer(model, collection), rows, rows[:0])
+    corpus = Corpus.of(collection, SimilarityJudge.of(model, collection.items))
     scored, brute, exact = Exact(), BruteForce(), ExactMoL(seeds=5)
     for searcher in (scored, brute, exact):
-        searcher.index(task)
-    one, two, three = (searcher.search(rows, 5) for searcher in (scored, brute, exact))
+        searcher.index(corpus)
+    one, two, three = (searcher.search(collection.queries, 5) for searcher in (scored, brute, exact))
     np.testing.assert_allclose(one.scores, two.scores, atol=1e-4)
     np.testing.assert_array_equal(two.items, three.items)
     np.testing.assert_array_equal(two.scores, three.scores)

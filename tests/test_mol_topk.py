@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,14 +16,14 @@ from qdrant_client import QdrantClient
 from qdrant_client.models import PointIdsList
 
 from simzoo.core.records import Collection, Item, Query
-from simzoo.core.reps import Reps
+from simzoo.core.reps import Reps, take
 from simzoo.models.parts.mixture import MixtureConfig, MoLHead
+from simzoo.retrieval.corpus import Corpus
 from simzoo.retrieval.evaluation import evaluate
 from simzoo.retrieval.first_stages import vector_database
 from simzoo.retrieval.first_stages.vector_database import Qdrant
 from simzoo.retrieval.first_stages.vector_index import HNSW, Flat, IndexKind
-from simzoo.retrieval.scorer import Scorer
-from simzoo.retrieval.searcher import SearchTask
+from simzoo.retrieval.judge import MatrixJudge, SimilarityJudge
 from simzoo.retrieval.searchers.mol import candidates as mol_candidates
 from simzoo.retrieval.searchers.mol import index as mol_index
 from simzoo.retrieval.searchers.mol import topk as mol_topk
@@ -59,7 +61,7 @@ def problem(
     scale: float = 1.0,
     vectors: bool = True,
     copies: int = 0,
-) -> SearchTask:
+) -> Task:
     """Random vectors and weights; ``scale`` makes the gate sharper, ``copies`` items repeat the first one."""
     torch.manual_seed(seed)
     p_q, p_x, width = grid
@@ -72,26 +74,40 @@ def problem(
     return task_of(Given(head), head.queries(torch.randn(queries, p_q * width)), head.items(raw))
 
 
-def task_of(similarity: Any, queries: Reps, items: Reps) -> SearchTask:
-    sizes = [len(reps["components"]) for reps in (queries, items)]
-    collection = Collection(
-        "given",
-        [Item(f"i{row}", "x") for row in range(sizes[1])],
-        [Query(f"q{row}", "x") for row in range(sizes[0])],
-        [{} for _ in range(sizes[0])],
-    )
-    scorer = Scorer.from_similarity(similarity, queries, items)
-    return SearchTask(collection, scorer, np.arange(sizes[0]), np.empty(0, dtype=np.int64))
+class Judge(SimilarityJudge):
+    """Over representations of queries at hand, by their ids, which are q0, q1, ..."""
+
+    def __init__(self, similarity: Any, queries: Reps, items: Reps) -> None:
+        super().__init__(similarity, items)
+        self.queries = queries
+
+    def encode(self, queries: Sequence[Query]) -> Reps:
+        return take(self.queries, torch.tensor([int(query.id[1:]) for query in queries]))
+
+
+@dataclass
+class Task:
+    """What is searched, and the queries."""
+
+    corpus: Corpus
+    queries: list[Query]
+    judge: Judge
+
+
+def task_of(similarity: Any, queries: Reps, items: Reps) -> Task:
+    judge = Judge(similarity, queries, items)
+    sizes = len(queries["components"]), judge.num_items
+    corpus = Corpus([Item(f"i{row}", "x") for row in range(sizes[1])], judge)
+    return Task(corpus, [Query(f"q{row}", "x") for row in range(sizes[0])], judge)
 
 
 def silu(x: Doubles) -> Doubles:
     return x * (0.5 + 0.5 * np.tanh(x / 2))
 
 
-def mixtures(task: SearchTask) -> tuple[Doubles, Doubles]:
+def mixtures(task: Task) -> tuple[Doubles, Doubles]:
     """(B, N, P) gates and logits, one pair after the other, straight from the paper."""
-    made = task.scorer.represented
-    assert made is not None
+    made = task.judge
     head: MoLHead = made.similarity.head
     weights = {name: value.detach().double().numpy() for name, value in head.gate.named_parameters()}
     q, x = ({name: part.double().numpy() for name, part in reps.items()} for reps in (made.queries, made.items))  # type: ignore[union-attr]
@@ -108,7 +124,7 @@ def mixtures(task: SearchTask) -> tuple[Doubles, Doubles]:
     return gates, all_logits
 
 
-def formula(task: SearchTask) -> Doubles:
+def formula(task: Task) -> Doubles:
     """(B, N) scores."""
     gates, logits = mixtures(task)
     scores: Doubles = (gates * logits).sum(axis=2)
@@ -122,9 +138,11 @@ def expected(scores: Doubles, k: int) -> tuple[NDArray[np.int64], NDArray[np.flo
     return rows, np.take_along_axis(rounded, rows, axis=1)
 
 
-def run(searcher: MixtureSearcher, task: SearchTask, k: int) -> BoundedRanking:
-    searcher.index(task)
-    return searcher.search(task.query_rows, k)
+def run(searcher: MixtureSearcher, task: Task, k: int) -> BoundedRanking:
+    searcher.index(task.corpus)
+    found = searcher.search(task.queries, k)
+    assert isinstance(found, BoundedRanking)
+    return found
 
 
 @pytest.fixture(params=[3, 2048], ids=["many chunks", "one chunk"])
@@ -198,9 +216,10 @@ def test_the_certificate_is_true(chunk: int, vectors: bool, monkeypatch: pytest.
 def test_each_query_is_bounded_only_where_that_pays(chunk: int) -> None:
     """Exact search that looks at bounds which leave out nothing; one block holds queries of both kinds."""
     task = problem(4, 8, 300, (2, 2, 4), 0.3)
-    index = MixtureIndex(task, 1 << 20)
+    index = MixtureIndex(task.corpus, 1 << 20)
     with torch.inference_mode():
-        largest_logits = np.concatenate([index.logits(b, 0, 300).amax(2) for b in index.blocks(np.arange(8))])
+        blocks = index.blocks(task.judge.queries, task.queries)
+        largest_logits = np.concatenate([index.logits(b, 0, 300).amax(2) for b in blocks])
     scores, ranking = formula(task), run(ExactMoL(1), task, 5)
     sample = slice(0, 19)  # a 16th; its best item stands for the 5th of all
     below = (largest_logits[:, sample] < scores[:, sample].max(axis=1, keepdims=True)).mean(axis=1)
@@ -227,8 +246,7 @@ def test_full_budget_is_brute_force(chunk: int, method: type[MixtureSearcher]) -
 def test_heuristics_score_the_items_they_name(chunk: int, copies: int) -> None:
     """Duplicates among the candidates, or the caller's k overwritten, as in the authors' code."""
     task = problem(2, 5, 40, copies=copies)
-    made = task.scorer.represented
-    assert made is not None
+    made = task.judge
     q, x = (np.asarray(reps["components"], dtype=np.float64) for reps in (made.queries, made.items))
     logits = np.einsum("bnd,xmd->bnmx", q, x).reshape(5, 6, 40)
     tops = [set(np.argsort(-row, axis=1, kind="stable")[:, :3].flatten().tolist()) for row in logits.round(6)]
@@ -269,11 +287,36 @@ def test_blocks_do_not_change_results() -> None:
     task = problem(5, 4, 20, copies=4)
     whole = run(BruteForce(), task, 20)
     for searcher in (BruteForce(), ExactMoL()):
-        searcher.index(task)
+        searcher.index(task.corpus)
         searcher._index._memory = 1
-        found = searcher.search(task.query_rows, 20)
+        found = searcher.search(task.queries, 20)
         np.testing.assert_array_equal(found.items, whole.items)
         np.testing.assert_array_equal(found.scores, whole.scores)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("budget", [4, 60])
+def test_removed_items_are_as_if_never_there(method: type[MixtureSearcher], budget: int) -> None:
+    """A bound or a candidate of a removed item would change which others are looked at."""
+    task = problem(6, 5, 40, copies=5)
+    removed = np.random.default_rng(0).random(40) < 0.4
+    live = np.flatnonzero(~removed)
+    without = task_of(task.judge.similarity, task.judge.queries, take(task.judge.items, torch.from_numpy(live)))
+    expected = run(method.tiny(None, budget), without, 4)
+    found = run(method.tiny(None, budget), replace(task, corpus=replace(task.corpus, removed=removed)), 4)
+    np.testing.assert_array_equal(found.items, live[expected.items])
+    np.testing.assert_array_equal(found.scores, expected.scores)
+    np.testing.assert_array_equal(found.calls, expected.calls)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_few_items_are_few_results(method: type[MixtureSearcher]) -> None:
+    """An index begins small."""
+    task = problem(6, 3, 2)
+    found = run(method.tiny(None, 30), task, 5)
+    np.testing.assert_array_equal(found.items[:, :2], expected(formula(task), 2)[0])
+    assert (found.items[:, 2:] == -1).all() and np.isneginf(found.scores[:, 2:]).all()
+    assert found.certified.all() and (found.gaps == 0).all()
 
 
 def test_seeds_may_be_all_items(chunk: int) -> None:
@@ -289,34 +332,30 @@ def test_seeds_may_be_all_items(chunk: int) -> None:
 def test_no_queries_no_results(method: type[MixtureSearcher]) -> None:
     """The last batch of a run may be empty; it must not end the run."""
     searcher = method.tiny(None, 8)
-    searcher.index(problem(0, 2, 8))
-    found = searcher.search(np.empty(0, dtype=np.int64), 3)
+    searcher.index(problem(0, 2, 8).corpus)
+    found = searcher.search([], 3)
     assert found.items.shape == found.scores.shape == (0, 3)
 
 
 def test_bad_input_is_refused() -> None:
     """Each impossible wish gets the reason, not a traceback from deep inside."""
     task = problem(0, 3, 12)
-    for method in METHODS:
-        with pytest.raises(ValueError, match="k = 13 is larger than the item set of 12"):
-            run(method.tiny(None, 12), task, 13)
     with pytest.raises(ValueError, match="at least 1; got 0"):
         run(BruteForce(), task, 0)
-    with pytest.raises(ValueError, match="larger than the item set of 12"):
-        run(TopKPerEmbd(13), task, 3)
+    with pytest.raises(ValueError, match="per_embedding is a number of items, at least 1; got 0"):
+        TopKPerEmbd(0)
     with pytest.raises(ValueError, match="k = 5 results need a budget of at least 5"):
         run(TopKAvg(4), task, 5)
     with pytest.raises(ValueError, match="at least 1; got 0"):
         ExactMoL(memory=0)
     with pytest.raises(TypeError, match="a score matrix or function is no mixture of logits"):
-        run(BruteForce(), SearchTask(task.collection, Scorer.from_matrix(np.zeros((3, 12))), *[np.arange(0)] * 2), 3)
+        BruteForce().index(Corpus(task.corpus.items, MatrixJudge(np.zeros((3, 12)))))
 
 
 def test_items_that_are_not_finite_are_named() -> None:
     """NaN compares as false with every threshold: the item would vanish from the results in silence."""
     task = problem(0, 3, 12)
-    made = task.scorer.represented
-    assert made is not None
+    made = task.judge
     components, gate = made.items["components"], made.items["gate"]
     assert isinstance(components, torch.Tensor) and isinstance(gate, torch.Tensor)
     components[7, 1, 2], gate[4, 0] = torch.nan, torch.inf
@@ -327,8 +366,7 @@ def test_items_that_are_not_finite_are_named() -> None:
 def test_a_gate_that_overflows_is_refused() -> None:
     """A score that is NaN has no place in a ranking, and no number of passes makes it one."""
     task = problem(0, 2, 12)
-    made = task.scorer.represented
-    assert made is not None
+    made = task.judge
     with torch.no_grad():
         made.similarity.head.gate.cross_out.weight.fill_(torch.inf)
     for searcher in (BruteForce(), ExactMoL()):
@@ -379,7 +417,8 @@ def test_metrics_say_certificate_gap_and_share_of_gates() -> None:
     task = problem(3, 5, 200, (1, 2, 4), 2.0)
     for searcher in (ExactMoL(1), TopKAvg(9)):
         ranking = run(searcher, task, 5)
-        notes = evaluate(task, searcher, 5, ["R@5"]).summary["notes"]
+        collection = Collection("given", task.corpus.items, task.queries, [{0: 1}] * 5)
+        notes = evaluate(searcher, task.corpus, collection, np.arange(5), 5, ["R@5"]).summary["notes"]
         assert notes["certified"]["mean"] == ranking.certified.mean()
         assert notes["gap"]["mean"] == pytest.approx(ranking.gaps.mean(dtype=np.float64))
         assert notes["gates evaluated"]["mean"] == pytest.approx(ranking.calls.mean() / 200)

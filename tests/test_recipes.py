@@ -62,7 +62,7 @@ def arguments(recipe: Path, folder: Path, text: str) -> list[str]:
         settings = SMALL
     scratch = folder / recipe.name
     checkpointed = text.replace(
-        "simzoo.retrieval.first_stages.dense.Dense", "simzoo.retrieval.first_stages.first_stage.BM25"
+        "simzoo.retrieval.first_stages.dense.Dense", "simzoo.retrieval.first_stages.lexical.BM25"
     )
     checkpointed = checkpointed.replace("teacher: checkpoints/", f"teacher: {ROOT}/checkpoints/")
     lines = [line for line in checkpointed.splitlines() if ": checkpoints/" not in line]

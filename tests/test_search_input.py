@@ -6,17 +6,20 @@ import numpy as np
 import pytest
 import torch
 
+from simzoo.core.records import Query
 from simzoo.core.reps import Reps
 from simzoo.models.cross_encoder import CrossEncoder
-from simzoo.retrieval.scorer import Scorer
-from simzoo.retrieval.searcher import Searcher, SearchTask
+from simzoo.retrieval.judge import MatrixJudge, SimilarityJudge
+from simzoo.retrieval.scorer import SimilarityScorer
+from simzoo.retrieval.searcher import Searcher
 from simzoo.retrieval.searchers.exact import Exact, Rerank
 from simzoo.retrieval.searchers.normalization import fit_normalization
-from simzoo.retrieval.storage.encoding import encode_items, encode_queries
+from simzoo.retrieval.storage.encoding import encode_items
 from tests.test_searchers import Vectors, problem, registered, task_of
 from tests.toy import toy_collection
 
 MATRIX = np.arange(12, dtype=np.float32).reshape(3, 4)
+QUERIES = [Query(str(row), "x") for row in range(3)]
 
 
 @pytest.mark.parametrize("kind", registered())
@@ -25,39 +28,42 @@ def test_no_queries_no_results(kind: type[Searcher]) -> None:
     matrix, vectors = problem(0, 20, 40, 6, 0.1)
     task = task_of(matrix, 5)
     searcher = kind.tiny(vectors, 12)
-    searcher.index(task)
-    ranking = searcher.search(np.empty(0, dtype=np.int64), 3)
+    searcher.index(task.corpus)
+    ranking = searcher.search([], 3)
     assert ranking.items.shape == ranking.scores.shape == (0, 3)
-    assert task.scorer.calls[:5].tolist() == [0] * 5
+    assert not any(task.judge.asked[row] for row in range(5))
 
 
 def test_search_before_index_says_so() -> None:
     """An attribute error from deep inside does not say what to do."""
     with pytest.raises(RuntimeError, match="call index"):
-        Rerank().search(np.arange(2), 3)
+        Rerank().search(QUERIES, 3)
+    with pytest.raises(RuntimeError, match="call index"):
+        Rerank().first_stage.search(QUERIES, 3)
 
 
 @pytest.mark.parametrize("k", [0, -1])
 def test_k_is_at_least_one(k: int) -> None:
     """k = -1 as a slice would return all items but the last."""
     searcher = Exact()
-    searcher.index(task_of(np.zeros((4, 6), dtype=np.float32), 2))
+    task = task_of(np.zeros((4, 6), dtype=np.float32), 2)
+    searcher.index(task.corpus)
     with pytest.raises(ValueError, match=f"at least 1; got {k}"):
-        searcher.search(np.arange(2), k)
+        searcher.search(task.queries, k)
 
 
-def test_a_task_fits_its_scorer() -> None:
-    """A scorer over another collection gives scores, but of other pairs."""
-    task = task_of(MATRIX, 2)
-    with pytest.raises(ValueError, match="has 3 and 4"):
-        SearchTask(task.collection, Scorer.from_matrix(MATRIX[:, :3]), task.query_rows, task.anchor_rows)
-    with pytest.raises(IndexError, match="evaluated query rows run from 0 to 2, got 0 to 3"):
-        SearchTask(task.collection, task.scorer, np.arange(4), task.anchor_rows)
+def test_a_matrix_knows_its_own_queries() -> None:
+    """Another query's scores in its place would look like scores."""
+    with pytest.raises(KeyError, match="no query 'new'"):
+        MatrixJudge(MATRIX).scorer([Query("new", "x")])
+    with pytest.raises(ValueError, match="3 rows, but there are 2 query ids"):
+        MatrixJudge(MATRIX, ["a", "b"])
+    assert MatrixJudge(MATRIX, ["c", "b", "a"]).scorer([Query("a", "x")]).score_all().tolist() == [[8, 9, 10, 11]]
 
 
 def test_lists_of_the_wrong_form_are_refused() -> None:
     """Only -1 is padding; fractions would be cut off and one query would stand for all lists."""
-    scorer = Scorer.from_matrix(MATRIX)
+    scorer = MatrixJudge(MATRIX).scorer(QUERIES)
     with pytest.raises(IndexError, match="got -5 to 1"):
         scorer.score_lists(np.array([0]), np.array([[1, -5]]))
     with pytest.raises(TypeError, match="query rows are integers, got float64"):
@@ -71,9 +77,9 @@ def test_a_similarity_in_training_mode_is_refused() -> None:
     """Dropout makes every score a draw; the cache then keeps the first one."""
     collection = toy_collection()
     model = CrossEncoder.tiny().eval()
-    reps = encode_queries(model, collection.queries), encode_items(model, collection.items)
+    items = encode_items(model, collection.items)
     with pytest.raises(ValueError, match="training mode"):
-        Scorer.from_similarity(model.train(), *reps)
+        SimilarityJudge(model.train(), items)
 
 
 def test_a_scorer_needs_only_the_two_names() -> None:
@@ -85,8 +91,9 @@ def test_a_scorer_needs_only_the_two_names() -> None:
         def score_pairs(self, queries: Reps, items: Reps, query_rows: object, item_rows: object) -> object:
             return queries["v"][query_rows] + items["v"][item_rows]  # type: ignore[index,operator]
 
-    scorer = Scorer.from_similarity(Sum(), {"v": torch.arange(3.0)}, {"v": 10 * torch.arange(4.0)})
+    scorer = SimilarityScorer(Sum(), {"v": torch.arange(3.0)}, {"v": 10 * torch.arange(4.0)})
     assert scorer(np.array([2, 0]), np.array([3, 1])).tolist() == [32, 10]
+    assert scorer.score_all()[2].tolist() == [2, 12, 22, 32]
 
 
 def test_constant_vectors_cannot_be_normalised_to() -> None:
@@ -94,6 +101,6 @@ def test_constant_vectors_cannot_be_normalised_to() -> None:
     matrix, _ = problem(0, 10, 30, 4, 0.1)
     nothing = Vectors(np.zeros((10, 4), dtype=np.float32), np.zeros((30, 4), dtype=np.float32))
     task = task_of(matrix, 4)
-    nothing.index(task.collection)
+    nothing.index(task.corpus)
     with pytest.raises(ValueError, match="dual encoder gives the same score"):
-        fit_normalization(task, nothing, nothing)
+        fit_normalization(task.corpus, nothing.embedder, nothing)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,11 +17,14 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from simzoo import retrieval
-from simzoo.core.records import Collection, Item, Query
+from simzoo.core.records import Item, Query
+from simzoo.retrieval.corpus import Corpus
+from simzoo.retrieval.embedder import Embedder
 from simzoo.retrieval.first_stages.dense import Dense
-from simzoo.retrieval.first_stages.first_stage import Random
+from simzoo.retrieval.first_stages.offered import Random
+from simzoo.retrieval.judge import MatrixJudge
 from simzoo.retrieval.scorer import Scorer
-from simzoo.retrieval.searcher import Ranking, Searcher, SearchTask
+from simzoo.retrieval.searcher import Ranking, Searcher
 from simzoo.retrieval.searchers.axn import AXN
 from simzoo.retrieval.searchers.cur import CUR
 from simzoo.retrieval.searchers.exact import Exact, Rerank
@@ -30,27 +34,64 @@ from simzoo.retrieval.searchers.normalization import fit_normalization
 Floats = NDArray[np.float32]
 
 
+class GivenVectors(Embedder):
+    """Vectors of queries by their ids, which are rows."""
+
+    def __init__(self, queries: Floats, items: Floats, index: Any) -> None:
+        super().__init__(None, items, index, exact=True)
+        self._queries = queries
+
+    def encode(self, queries: Sequence[Query]) -> Floats:
+        return self._queries[[int(query.id) for query in queries]]
+
+
 class Vectors(Dense):
     """A dense first stage over given vectors."""
 
     def __init__(self, queries: Floats, items: Floats) -> None:
-        super().__init__("given")
-        self.items, self._queries, self.num_items = items, queries, len(items)
+        super().__init__()
+        self.items, self._queries = items, queries
 
-    def index(self, collection: Collection) -> None:
-        self._searched = self.ann.build(self.items)
+    def prepare(self) -> None:
+        items = self.items[: len(self.corpus)]
+        self._embedder = GivenVectors(self._queries, items, self.ann.build(items))
+
+    def grow(self, start: int) -> None:
+        self.prepare()
 
 
-def task_of(matrix: Floats, evaluated: int) -> SearchTask:
+class Watched(MatrixJudge):
+    """Known scores, and the items that each query was scored with: twice, if they were scored twice."""
+
+    def __init__(self, matrix: Floats) -> None:
+        super().__init__(matrix)
+        self.asked: dict[int, list[int]] = {row: [] for row in range(len(matrix))}
+
+    def scorer(self, queries: Sequence[Query]) -> Scorer:
+        rows = np.array([int(query.id) for query in queries])
+
+        def score(query_rows: NDArray[np.int64], item_rows: NDArray[np.int64]) -> Floats:
+            for row, item in zip(rows[query_rows].tolist(), item_rows.tolist(), strict=True):
+                self.asked[row].append(item)
+            return self.matrix[rows[query_rows], item_rows]  # type: ignore[no-any-return]
+
+        return Scorer(score, len(queries), self.num_items)
+
+
+@dataclass
+class Task:
+    """What is searched, and the queries that are."""
+
+    corpus: Corpus
+    queries: list[Query]
+    judge: Watched
+
+
+def task_of(matrix: Floats, evaluated: int, removed: NDArray[np.bool_] | None = None) -> Task:
     """The first ``evaluated`` queries are searched, the others are anchors."""
-    queries, items = matrix.shape
-    collection = Collection(
-        "matrix",
-        [Item(str(i), "x") for i in range(items)],
-        [Query(str(q), "x") for q in range(queries)],
-        [{} for _ in range(queries)],
-    )
-    return SearchTask(collection, Scorer.from_matrix(matrix), np.arange(evaluated), np.arange(evaluated, queries))
+    queries = [Query(str(q), "x") for q in range(len(matrix))]
+    items, judge = [Item(str(i), "x") for i in range(matrix.shape[1])], Watched(matrix)
+    return Task(Corpus(items, judge, anchors=queries[evaluated:], removed=removed), queries[:evaluated], judge)
 
 
 def problem(seed: int, queries: int, items: int, width: int, noise: float, copies: int = 0) -> tuple[Floats, Vectors]:
@@ -63,9 +104,9 @@ def problem(seed: int, queries: int, items: int, width: int, noise: float, copie
     return matrix.astype(np.float32), Vectors(shifted.astype(np.float32), v.astype(np.float32))
 
 
-def run(searcher: Searcher, task: SearchTask, k: int) -> Ranking:
-    searcher.index(task)
-    return searcher.search(task.query_rows, k)
+def run(searcher: Searcher, task: Task, k: int) -> Ranking:
+    searcher.index(task.corpus)
+    return searcher.search(task.queries, k)
 
 
 def registered() -> list[type[Searcher]]:
@@ -91,19 +132,21 @@ def searchers(vectors: Vectors, budget: int) -> list[Searcher]:
 
 
 @settings(max_examples=25)
-@given(st.integers(0, 99), st.integers(2, 12), st.integers(0, 10), st.integers(6, 40))
+@given(st.integers(0, 99), st.integers(2, 12), st.integers(0, 10), st.integers(6, 50))
 def test_budgets_are_kept_and_rankings_are_exact(seed: int, width: int, copies: int, budget: int) -> None:
-    """An overspent budget, an item returned twice or a score that is not the similarity's own: an unfair comparison."""
+    """An overspent budget, an item returned twice or a score that is not the similarity's own: an unfair comparison.
+
+    A budget above the number of items is that number.
+    """
     matrix, vectors = problem(seed, 20, 40, width, 0.1, copies)
     for searcher in searchers(vectors, budget):
         task = task_of(matrix, 5)
-        searcher.index(task)
-        before = task.scorer.calls.copy()
-        ranking = searcher.search(task.query_rows, 5)
-        spent = task.scorer.calls[:5] - before[:5]
-        assert np.array_equal(ranking.calls, spent)
-        expected = (searcher.budget or 40) if searcher.calls_similarity else 0
-        assert (spent <= expected).all() and (searcher.budget is None or (spent == expected).all())
+        searcher.index(task.corpus)
+        ranking = searcher.search(task.queries, 5)
+        asked = [task.judge.asked[row] for row in range(5)]
+        assert [len(set(items)) for items in asked] == [len(items) for items in asked] == ranking.calls.tolist()
+        expected = min(searcher.budget or 40, 40) if searcher.calls_similarity else 0
+        assert (ranking.calls == expected).all()
         for row in range(5):
             assert len(set(ranking.items[row])) == 5
             assert np.all(np.diff(ranking.scores[row]) <= 0)
@@ -159,7 +202,7 @@ def test_batched_axn_is_algorithm_1(weight: float, width: int, budget: int, copi
     searcher = AXN(vectors, budget=budget, rounds=5, weight=weight, query_batch=4)
     run(searcher, task, 5)
     for row in range(10):
-        mine = set(np.flatnonzero(~np.isnan(task.scorer._known[row])).tolist())
+        mine = set(task.judge.asked[row])
         plain = set(plain_axn(matrix, vectors, row, budget, 5, weight))
         if copies:
             # Copies are equally good: which of them is taken is rounding.
@@ -200,9 +243,9 @@ def test_pool_restricts_the_search() -> None:
     matrix, vectors = problem(5, 20, 80, 6, 0.3)
     task = task_of(matrix, 4)
     run(AXN(vectors, budget=12, rounds=3, pool=20), task, 3)
-    allowed, _ = vectors.search(np.arange(4), 20)
+    allowed, _ = vectors.search(task.queries, 20)
     for row in range(4):
-        assert set(np.flatnonzero(~np.isnan(task.scorer._known[row]))) <= set(allowed[row])
+        assert set(task.judge.asked[row]) <= set(allowed[row])
 
 
 def test_cur_recovers_a_low_rank_matrix() -> None:
@@ -212,7 +255,7 @@ def test_cur_recovers_a_low_rank_matrix() -> None:
     found = run(CUR(20, anchor_queries=15, anchor_items=10, rcond=1e-4), task, 10)
     exact = run(Exact(), task_of(matrix, 20), 10)
     np.testing.assert_array_equal(found.items, exact.items)
-    assert task.scorer.calls[20:].sum() == 15 * 200
+    assert sum(len(task.judge.asked[row]) for row in range(20, 40)) == 15 * 200
 
 
 def test_cur_by_hand() -> None:
@@ -220,7 +263,7 @@ def test_cur_by_hand() -> None:
     matrix = np.array([[3, 2, 1, 0], [1, 0, 5, 2], [2, 0, 10, 4]], dtype=np.float32)
     task = task_of(matrix, 1)
     searcher = CUR(2, anchor_queries=2, anchor_items=1, seed=0)
-    searcher.index(task)
+    searcher.index(task.corpus)
     column = int(searcher.anchor_rows[0])
     c, r = matrix[1:, [column]].astype(float), matrix[1:].astype(float)
     expected = (c.T / (c**2).sum() if (c**2).sum() else np.zeros((1, 2))) @ r
@@ -231,10 +274,11 @@ def test_normalization_matches_mean_and_deviation() -> None:
     """s' on the dual encoder's scale: a wrong sign or a swapped factor would leave AXN mixing apples and pears."""
     matrix, vectors = problem(7, 30, 60, 6, 0.2)
     task = task_of(10 * matrix + 300, 10)
-    vectors.index(task.collection)
-    fitted = fit_normalization(task, vectors, vectors)
-    items, dense = vectors.search(np.arange(10, 30), 50)
-    scores = fitted(task.scorer.score_lists(np.arange(10, 30), items))
+    vectors.index(task.corpus)
+    fitted, asked = fit_normalization(task.corpus, vectors.embedder, vectors)
+    items, dense = vectors.search(task.corpus.anchors, 50)
+    assert asked.calls.tolist() == [50] * 20
+    scores = fitted(task.judge.scorer(task.corpus.anchors).lists(items))
     assert scores.mean() == pytest.approx(dense.mean(), abs=1e-4)
     assert scores.std() == pytest.approx(dense.std(), abs=1e-4)
     assert fitted.beta > 0
@@ -244,10 +288,6 @@ def test_bad_budgets_are_refused() -> None:
     """Each impossible wish gets the reason, not a traceback from deep inside."""
     matrix, vectors = problem(8, 10, 30, 4, 0.1)
     task = task_of(matrix, 4)
-    with pytest.raises(ValueError, match="larger than the item set of 30"):
-        run(Rerank(vectors, 31), task, 3)
-    with pytest.raises(ValueError, match="larger than the item set of 30"):
-        run(AXN(vectors, budget=31), task, 3)
     with pytest.raises(ValueError, match="k = 11 results need a budget of at least 11"):
         run(Rerank(vectors, 10), task, 11)
     with pytest.raises(ValueError, match="each of 5 rounds"):
@@ -264,5 +304,141 @@ def test_bad_budgets_are_refused() -> None:
         run(AXN(vectors, budget=10, normalize=True), task_of(matrix, 10), 3)
     with pytest.warns(UserWarning, match="ill-conditioned"):
         CUR(30, anchor_queries=10, anchor_items=10)
-    with pytest.raises(ValueError, match="evaluated and anchors at once"):
-        SearchTask(task.collection, task.scorer, np.arange(4), np.arange(3, 6))
+
+
+# -- what every searcher keeps -----------------------------------------------------------------------------------------
+
+
+def names(found: Sequence[Searcher]) -> list[str]:
+    return [type(searcher).__name__ for searcher in found]
+
+
+MATRIX, VECTORS = problem(11, 24, 60, 6, 0.4, copies=6)
+EVERY = searchers(VECTORS, 13)
+
+
+@pytest.mark.parametrize("searcher", EVERY, ids=names(EVERY))
+def test_one_query_is_as_many(searcher: Searcher) -> None:
+    """A result that depends on who asks at the same time cannot be looked into, nor made again."""
+    task = task_of(MATRIX, 12)
+    whole = run(searcher, task, 7)
+    searcher.query_batch = 5
+    parts = [searcher.search(task.queries, 7), *(searcher.search([query], 7) for query in task.queries)]
+    alone = Ranking.joined(parts[1:], {})
+    for name in ("items", "scores", "calls"):
+        np.testing.assert_array_equal(getattr(whole, name), getattr(parts[0], name))
+        np.testing.assert_array_equal(getattr(whole, name), getattr(alone, name))
+
+
+class Ragged(Vectors):
+    """Finds nothing for the first query, one item for the second, and so on."""
+
+    def find(self, queries: Sequence[Query], k: int) -> tuple[NDArray[np.int64], Floats]:
+        rows, scores = super().find(queries, k)
+        there = np.arange(k) < np.array([[int(query.id)] for query in queries])
+        return np.where(there, rows, -1), np.where(there, scores, -np.inf).astype(np.float32)
+
+
+RAGGED = searchers(Ragged(VECTORS._queries, VECTORS.items), 13)
+
+
+@pytest.mark.parametrize("searcher", RAGGED, ids=names(RAGGED))
+def test_too_few_candidates_are_few_results(searcher: Searcher) -> None:
+    """Row -1 would be the last item: it must neither be scored nor stand before an item, and no item stands twice."""
+    task = task_of(MATRIX, 12)
+    found = run(searcher, task, 7)
+    assert found.items.shape == (12, 7)
+    np.testing.assert_array_equal(found.items == -1, np.isneginf(found.scores))
+    for row, items in enumerate(found.items.tolist()):
+        real = [item for item in items if item >= 0]
+        assert items == real + [-1] * (7 - len(real)) and len(set(real)) == len(real)
+        assert len(task.judge.asked[row]) == len(set(task.judge.asked[row])) == found.calls[row] <= 60
+        if searcher.calls_similarity:
+            assert set(real) <= set(task.judge.asked[row])
+            np.testing.assert_array_equal(found.scores[row, : len(real)], MATRIX[row, real])
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_few_items_are_few_results(size: int) -> None:
+    """An index begins small: with fewer items than k, neighbours or anchors, all of them are found."""
+    items = [Item(str(row), "x") for row in range(size)]
+    queries = [Query(str(row), "x") for row in range(24)]
+    for searcher in searchers(Vectors(VECTORS._queries, VECTORS.items[:size]), 13):
+        searcher.index(Corpus(items, MatrixJudge(MATRIX[:, :size]), anchors=queries[12:]))
+        found = searcher.search(queries[:12], 5)
+        assert np.array_equal(np.sort(found.items[:, :size], axis=1), np.tile(np.arange(size), (12, 1)))
+        assert (found.items[:, size:] == -1).all() and np.isneginf(found.scores[:, size:]).all()
+
+
+@pytest.mark.parametrize("searcher", EVERY, ids=names(EVERY))
+def test_removed_items_are_neither_found_nor_scored(searcher: Searcher) -> None:
+    """What a user deleted must not come back, not even as a text that is sent to an API."""
+    removed = np.random.default_rng(0).random(60) < 0.4
+    gone = set(np.flatnonzero(removed).tolist())
+    task = task_of(MATRIX, 12, removed)
+    found = run(searcher, task, 7)
+    assert not gone & set(found.items.flatten().tolist())
+    assert not gone & {item for items in task.judge.asked.values() for item in items}
+    nothing = task_of(MATRIX, 12, np.ones(60, dtype=bool))
+    searcher.index(nothing.corpus)
+    assert (searcher.search(task.queries, 3).items == -1).all()
+    searcher.extend(replace(nothing.corpus, removed=None), 60)
+    np.testing.assert_array_equal(searcher.search(task.queries, 7).items, run(searcher, task_of(MATRIX, 12), 7).items)
+
+
+def test_removed_items_leave_exact_search_of_the_others() -> None:
+    """With every item scored, what is left is what exact search of a corpus without them finds."""
+    removed = np.random.default_rng(1).random(60) < 0.3
+    live = np.flatnonzero(~removed)
+    exact = run(Exact(), task_of(MATRIX[:, live], 12), len(live))
+    for searcher in searchers(VECTORS, 60):
+        if searcher.calls_similarity:
+            found = run(searcher, task_of(MATRIX, 12, removed), len(live))
+            np.testing.assert_array_equal(found.items, live[exact.items])
+            np.testing.assert_array_equal(found.scores, exact.scores)
+
+
+KEEPS_ITS_ANCHORS = ("CUR", "LinearSearch")  # an index over everything at once draws others
+
+
+@pytest.mark.parametrize("budget", [13, 60])
+def test_a_grown_index_is_one_built_at_once(budget: int) -> None:
+    """Items that were added later would be found less often than others, and nothing would say so."""
+    whole = task_of(MATRIX, 12)
+    items = list(whole.corpus.items)
+    few = Corpus(items[:37], MatrixJudge(MATRIX[:, :37]), anchors=whole.corpus.anchors)
+    for at_once, grown in zip(searchers(VECTORS, budget), searchers(VECTORS, budget), strict=True):
+        if (budget < 60 and type(grown).__name__ in KEEPS_ITS_ANCHORS) or getattr(grown, "normalize", False):
+            continue
+        expected = run(at_once, whole, 7)
+        grown.index(few)
+        grown.extend(whole.corpus, 37)
+        found = grown.search(whole.queries, 7)
+        np.testing.assert_array_equal(found.items, expected.items)
+        np.testing.assert_array_equal(found.scores, expected.scores)
+        with pytest.raises(ValueError, match="has indexed 60 items"):
+            grown.extend(whole.corpus, 37)
+
+
+def test_growing_costs_what_is_added() -> None:
+    """CUR's anchors scored with all items again, for every new item, would be the whole index for each."""
+    whole = task_of(MATRIX, 12)
+    grown = CUR(13, anchor_queries=8, anchor_items=6)
+    grown.index(Corpus(whole.corpus.items[:50], MatrixJudge(MATRIX[:, :50]), anchors=whole.corpus.anchors))
+    assert grown.index_calls == 8 * 50
+    grown.extend(whole.corpus, 50)
+    assert grown.index_calls == 8 * 10 == sum(map(len, whole.judge.asked.values()))
+    assert {item for items in whole.judge.asked.values() for item in items} == set(range(50, 60))
+
+
+def test_what_does_not_fit_the_corpus_is_refused() -> None:
+    """A judge over other items gives scores, but of other pairs."""
+    items = [Item(str(row), "x") for row in range(3)]
+    with pytest.raises(ValueError, match="judge is over 60 items, but the corpus has 3"):
+        Corpus(items, MatrixJudge(MATRIX))
+    with pytest.raises(ValueError, match=r"expected \(3,\) bool, got \(2,\)"):
+        Corpus(items, removed=np.zeros(2, dtype=bool))
+    with pytest.raises(ValueError, match="Exact needs a similarity"):
+        Exact().index(Corpus(items))
+    with pytest.raises(ValueError, match="name a checkpoint, or give the corpus an embedder"):
+        AXN(budget=3, rounds=1).index(Corpus(items, MatrixJudge(MATRIX[:, :3])))

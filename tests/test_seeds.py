@@ -36,7 +36,7 @@ trainer:
   callbacks:
     - class_path: simzoo.retrieval.mining.MineCandidates
       init_args:
-        first_stage: {{class_path: simzoo.retrieval.first_stages.first_stage.BM25}}
+        first_stage: {{class_path: simzoo.retrieval.first_stages.lexical.BM25}}
         depth: 8
 """
 STREAMED = """

@@ -25,8 +25,9 @@ from simzoo.models.next_item import NextItem, rank_metrics, target_ranks
 from simzoo.models.next_item_mol import NextItemMoL
 from simzoo.models.parts.sequence import SequenceConfig, SequenceEncoder, build_encoder
 from simzoo.models.training import Optimization
-from simzoo.retrieval.evaluation import evaluate, similarity_scorer
-from simzoo.retrieval.searcher import SearchTask
+from simzoo.retrieval.corpus import Corpus
+from simzoo.retrieval.evaluation import evaluate
+from simzoo.retrieval.judge import SimilarityJudge
 from simzoo.retrieval.searchers.exact import Exact
 
 CONFIGS = [
@@ -322,8 +323,8 @@ def test_a_search_finds_what_validation_ranks(tmp_path: Path) -> None:
     batch = data.build("test", collection, model).batch(range(12), 0)
     with torch.inference_mode():
         ranks = target_ranks(model.list_scores(batch), batch.targets.labels, batch.targets.mask)
-    task = SearchTask(collection, similarity_scorer(model, collection), np.arange(12), np.empty(0, dtype=np.int64))
-    found = evaluate(task, Exact(), 3, ["R@1", "R@3"])
+    corpus = Corpus.of(collection, SimilarityJudge.of(model, collection.items))
+    found = evaluate(Exact(), corpus, collection, np.arange(12), 3, ["R@1", "R@3"])
     assert 0 < (ranks <= 3).sum() < 12
     for k in (1, 3):
         np.testing.assert_array_equal(found.values[f"R@{k}"], ranks <= k)

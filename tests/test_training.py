@@ -24,7 +24,7 @@ from simzoo.models.dual_encoder import DualEncoder
 from simzoo.models.formats import load, save
 from simzoo.models.similarity import LearnedSimilarity
 from simzoo.models.training import Optimization
-from simzoo.retrieval.first_stages.first_stage import BM25
+from simzoo.retrieval.first_stages.lexical import BM25
 from simzoo.retrieval.mining import MineCandidates, mine
 from tests.toy import Toy, toy_collection
 
@@ -225,7 +225,7 @@ def test_mining_is_the_top_of_the_first_stage() -> None:
     collection = toy_collection()
     stage = Dense.of(DualEncoder.tiny().eval())
     mined = mine(stage, collection, 7)
-    expected = stage.queries(np.arange(24)) @ stage.items.T
+    expected = stage.embedder.encode(collection.queries) @ stage.embedder.vectors.T
     np.testing.assert_allclose(mined.scores, -np.sort(-expected, axis=1)[:, :7], atol=1e-5)
     for row in range(24):
         gold = collection.relevant(row)[0]

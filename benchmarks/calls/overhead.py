@@ -11,30 +11,33 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from simzoo.core.records import Collection, Item, Query
-from simzoo.retrieval.first_stages.dense import Dense
-from simzoo.retrieval.scorer import Scorer
-from simzoo.retrieval.searcher import SearchTask
+from simzoo.core.records import Item, Query
+from simzoo.retrieval.corpus import Corpus
+from simzoo.retrieval.embedder import Embedder
+from simzoo.retrieval.first_stages.vector_index import Flat
+from simzoo.retrieval.judge import MatrixJudge
 from simzoo.retrieval.searchers.axn import AXN
 
 QUERIES = 32
 Floats = NDArray[np.float32]
 
 
-class Given(Dense):
-    """A dense first stage over given vectors."""
+class Given(Embedder):
+    """Given vectors; a query's id is its row."""
 
     def __init__(self, queries: Floats, items: Floats) -> None:
-        super().__init__("given")
-        self.items, self._queries, self.num_items = items, queries, len(items)
+        super().__init__(None, items, Flat().build(items), exact=True)
+        self.queries = queries
 
-    def index(self, collection: Collection) -> None:
-        self._searched = self.ann.build(self.items)
+    def encode(self, queries: Sequence[Query]) -> Floats:
+        """See `Embedder.encode`."""
+        return self.queries[[int(query.id) for query in queries]]
 
 
 def plain(matrix: Floats, vectors: Given, budget: int, rounds: int) -> NDArray[np.int64]:
@@ -42,12 +45,12 @@ def plain(matrix: Floats, vectors: Given, budget: int, rounds: int) -> NDArray[n
     found = []
     for row in range(len(matrix)):
         scored = np.empty(0, dtype=np.int64)
-        approximate = vectors.items @ vectors._queries[row]
+        approximate = vectors.vectors @ vectors.queries[row]
         for _ in range(rounds):
             approximate[scored] = -np.inf
             scored = np.concatenate([scored, np.argsort(-approximate, kind="stable")[: budget // rounds]])
-            v, a = vectors.items[scored].astype(np.float64), matrix[row, scored].astype(np.float64)
-            approximate = vectors.items @ np.linalg.lstsq(v, a, rcond=1e-5)[0].astype(np.float32)
+            v, a = vectors.vectors[scored].astype(np.float64), matrix[row, scored].astype(np.float64)
+            approximate = vectors.vectors @ np.linalg.lstsq(v, a, rcond=1e-5)[0].astype(np.float32)
         found.append(scored[np.lexsort((scored, -matrix[row, scored]))])
     return np.array(found)
 
@@ -64,25 +67,20 @@ def main() -> None:
     queries = rng.normal(size=(QUERIES, options.width)).astype(np.float32)
     matrix = ((queries + 0.5 * rng.normal(size=queries.shape)) @ items.T).astype(np.float32)
     matrix += rng.normal(size=matrix.shape).astype(np.float32)
-    collection = Collection(
-        "random",
-        [Item(str(i), "x") for i in range(options.items)],
-        [Query(str(q), "x") for q in range(QUERIES)],
-        [{} for _ in range(QUERIES)],
-    )
+    records = [Item(str(i), "x") for i in range(options.items)]
+    asked = [Query(str(q), "x") for q in range(QUERIES)]
     print("| rounds | plain, ms a query | AXN, ms a query | ratio | same top 100 |")
     print("|---|---|---|---|---|")
     for rounds in (5, 10):
         runs = []
         for _ in range(1 + options.repeats):
             vectors = Given(queries, items)
-            searcher = AXN(vectors, budget=options.budget, rounds=rounds, query_batch=QUERIES)
-            task = SearchTask(collection, Scorer.from_matrix(matrix), np.arange(QUERIES), np.empty(0, dtype=np.int64))
-            searcher.index(task)
+            searcher = AXN(budget=options.budget, rounds=rounds, query_batch=QUERIES)
+            searcher.index(Corpus(records, MatrixJudge(matrix), vectors))
             start = time.perf_counter()
             expected = plain(matrix, vectors, options.budget, rounds)
             between = time.perf_counter()
-            ranking = searcher.search(task.query_rows, 100)
+            ranking = searcher.search(asked, 100)
             done = time.perf_counter()
             calls = ranking.seconds["scoring"]
             runs.append((1000 * (between - start) / QUERIES, 1000 * (done - between - calls) / QUERIES))

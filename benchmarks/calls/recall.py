@@ -22,15 +22,17 @@ from matplotlib.figure import Figure
 
 from simzoo.core.records import Collection
 from simzoo.datamodules.readers.wordnet import find_wordnet, load_wordnet
+from simzoo.retrieval.corpus import Corpus
 from simzoo.retrieval.first_stages.dense import Dense
-from simzoo.retrieval.first_stages.first_stage import BM25
+from simzoo.retrieval.first_stages.lexical import BM25
+from simzoo.retrieval.judge import MatrixJudge
 from simzoo.retrieval.results.metrics import topk_recall
-from simzoo.retrieval.scorer import Rows, Scorer, Scores
-from simzoo.retrieval.searcher import Searcher, SearchTask
+from simzoo.retrieval.searcher import Searcher
 from simzoo.retrieval.searchers.axn import AXN
 from simzoo.retrieval.searchers.cur import CUR
 from simzoo.retrieval.searchers.exact import Rerank
 from simzoo.retrieval.storage.score_matrix import ScoreMatrix
+from simzoo.retrieval.topk import Rows, Scores
 
 KS = (1, 10, 100)
 Setting = tuple[float, ...]
@@ -66,10 +68,11 @@ def recalls(
     searcher: Searcher, collection: Collection, scores: Scores, tested: Rows, anchors: Rows
 ) -> dict[int, float]:
     """Mean Top-k-Recall by k; ``scores`` (Q, N) are NaN where they are not known."""
-    task = SearchTask(collection, Scorer.from_matrix(scores), tested, anchors)
-    searcher.index(task)
+    judge = MatrixJudge(scores, [query.id for query in collection.queries])
+    searcher.index(Corpus.of(collection, judge, anchors=[collection.queries[row] for row in anchors]))
     assert searcher.budget is not None
-    found = searcher.search(tested, min(searcher.budget, max(KS))).items
+    asked = [collection.queries[row] for row in tested]
+    found = searcher.search(asked, min(searcher.budget, max(KS), len(collection.items))).items
     return {k: float(topk_recall(found, scores[tested], k).mean()) for k in KS if k <= searcher.budget}
 
 

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from benchmarks.cmc.train import VARIANTS, stored
 from benchmarks.hypencoder.frozen import DE, FrozenEncoder, Nearest
-from simzoo.core.records import Collection
+from simzoo.core.records import Collection, Query
 from simzoo.core.reps import Reps
 from simzoo.datamodules.readers.wordnet import TEST_WORLDS, find_wordnet, load_wordnet
 from simzoo.models.formats import load
@@ -36,13 +36,15 @@ from simzoo.models.parts.backbone import BackboneConfig, LoRA
 from simzoo.models.parts.tokenizing import TokenConfig
 from simzoo.models.similarity import LearnedSimilarity
 from simzoo.models.towers import TwoTowers
-from simzoo.retrieval.evaluation import similarity_scorer, split_queries
+from simzoo.retrieval.corpus import Corpus
+from simzoo.retrieval.evaluation import split_queries
+from simzoo.retrieval.judge import SimilarityJudge
 from simzoo.retrieval.results.metrics import accuracy, interval, retrieved
 from simzoo.retrieval.results.run_files import write_text
 from simzoo.retrieval.results.significance import paired_randomization
-from simzoo.retrieval.scorer import Rows, Scorer
-from simzoo.retrieval.searcher import top_order
-from simzoo.retrieval.storage.encoding import encode_items, encode_queries
+from simzoo.retrieval.scorer import Scorer
+from simzoo.retrieval.storage.encoding import encode_items
+from simzoo.retrieval.topk import Rows, top_order
 
 KS = (1, 4, 8, 16, 32, 64)
 SEEDS = [name for name in VARIANTS if name.startswith("seed-")]
@@ -95,7 +97,7 @@ def row_of(kept: Rows, collection: Collection, rows: Rows, spent: float, item_by
 
 def reranked(model: LearnedSimilarity, items: Reps, collection: Collection, rows: Rows, found: Rows) -> Row:
     """What the model makes of the lists (B, K); the time is that of the scores, encodings excluded."""
-    scorer = Scorer.from_similarity(model, encode_queries(model, [collection.queries[row] for row in rows]), items)
+    scorer = SimilarityJudge(model, items).scorer([collection.queries[row] for row in rows])
     start = time.process_time()
     scores = np.concatenate([scorer.score_lists(np.array([i]), found[i : i + 1]) for i in range(len(rows))])
     spent = 1000 * (time.process_time() - start) / len(rows)
@@ -122,9 +124,10 @@ def rerank(
     for collection in collections:
         world = collection.name
         rows, _ = split_queries(collection, min(queries, len(collection.queries)), seed=0)
-        dense.index(collection)
+        dense.index(Corpus.of(collection))
+        asked = [collection.queries[row] for row in rows]
         start = time.process_time()
-        found = dense.search(rows, min(depth, len(collection.items)))[0]
+        found = dense.search(asked, min(depth, len(collection.items)))[0]
         spent = 1000 * (time.process_time() - start) / len(rows)
         if results.lacks(FIRST, world):
             results.add(world, {FIRST: row_of(found, collection, rows, spent, 4 * dense.frozen.width)})
@@ -187,18 +190,18 @@ def gains(results: Results, worlds: Sequence[str], seeds: list[str]) -> list[str
 
 
 def fed(
-    dense: Nearest, comparing: Scorer, rows: Rows, pairs: list[int], lists: list[int]
+    dense: Nearest, comparing: Scorer, asked: list[Query], pairs: list[int], lists: list[int]
 ) -> dict[str, tuple[Rows, float]]:
     """The lists that the cross-encoder gets, by name, with the milliseconds a query that they took."""
     start = time.process_time()
-    found = dense.search(rows, max(*lists, *pairs))[0]
-    retrieval = 1000 * (time.process_time() - start) / len(rows)
+    found = dense.search(asked, max(*lists, *pairs))[0]
+    retrieval = 1000 * (time.process_time() - start) / len(asked)
     made = {f"dual encoder's {k}": (found[:, :k], retrieval) for k in pairs}
     for size in lists:
         start = time.process_time()
-        scores = comparing.score_lists(rows, found[:, :size])
+        scores = comparing.lists(found[:, :size])
         order = top_order(scores, found[:, :size], max(pairs))
-        spent = retrieval + 1000 * (time.process_time() - start) / len(rows)
+        spent = retrieval + 1000 * (time.process_time() - start) / len(asked)
         kept = np.take_along_axis(found[:, :size], order, axis=1)
         made |= {f"CMC's {k} of {size}": (kept[:, :k], spent) for k in pairs if k < size}
     return made
@@ -223,13 +226,13 @@ def pipeline(
         if not results.lacks(f"dual encoder's {max(pairs)}", collection.name):
             continue
         rows, _ = split_queries(collection, min(queries, len(collection.queries)), seed=0)
-        dense.index(collection)
-        items = stored(compare, dense.frozen, collection.items)
-        comparing = Scorer.from_similarity(compare, encode_queries(compare, collection.queries), items)
-        lists_of = fed(dense, comparing, rows, pairs, lists)
-        scorer = similarity_scorer(cross, collection)
+        dense.index(Corpus.of(collection))
+        asked = [collection.queries[row] for row in rows]
+        comparing = SimilarityJudge(compare, stored(compare, dense.frozen, collection.items)).scorer(asked)
+        lists_of = fed(dense, comparing, asked, pairs, lists)
+        scorer = SimilarityJudge.of(cross, collection.items).scorer(asked)
         start = time.process_time()
-        ranked = {name: scorer.score_lists(rows, kept) for name, (kept, _) in lists_of.items()}
+        ranked = {name: scorer.lists(kept) for name, (kept, _) in lists_of.items()}
         pair = 1000 * (time.process_time() - start) / int(scorer.calls.sum())
         measured = {}
         for name, (kept, spent) in lists_of.items():

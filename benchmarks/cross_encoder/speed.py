@@ -31,8 +31,7 @@ from simzoo.datamodules.readers.wordnet import find_wordnet, load_wordnet
 from simzoo.models.cross_encoder import CrossEncoder
 from simzoo.models.parts.backbone import MINILM, BackboneConfig, resolve_backbone
 from simzoo.models.parts.tokenizing import TokenConfig
-from simzoo.retrieval.scorer import Scorer
-from simzoo.retrieval.storage.encoding import encode_items, encode_queries
+from simzoo.retrieval.judge import SimilarityJudge
 
 Pairs = list[tuple[str, str]]
 LENGTH = 256
@@ -92,11 +91,8 @@ def score_ours(model: CrossEncoder, pairs: Pairs) -> NDArray[np.float32]:
     """Distinct texts are tokenised once, as in a search."""
     queries = {text: row for row, text in enumerate(dict.fromkeys(q for q, _ in pairs))}
     items = {text: row for row, text in enumerate(dict.fromkeys(i for _, i in pairs))}
-    scorer = Scorer.from_similarity(
-        model,
-        encode_queries(model, [Query(str(row), text) for text, row in queries.items()]),
-        encode_items(model, [Item(str(row), text) for text, row in items.items()]),
-    )
+    judge = SimilarityJudge.of(model, [Item(str(row), text) for text, row in items.items()])
+    scorer = judge.scorer([Query(str(row), text) for text, row in queries.items()])
     return scorer(np.array([queries[q] for q, _ in pairs]), np.array([items[i] for _, i in pairs]))
 
 

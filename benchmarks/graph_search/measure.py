@@ -16,7 +16,7 @@ from __future__ import annotations
 import argparse
 import resource
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -29,16 +29,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks.graph_search.data import Space
-from simzoo.core.records import Collection
+from simzoo.core.records import Query
 from simzoo.core.reps import Reps, take
 from simzoo.datamodules.readers.wordnet import TEST_WORLDS
 from simzoo.models.hypencoder import Hypencoder
 from simzoo.models.parts.q_net import QNet, QNetConfig
-from simzoo.retrieval.first_stages.first_stage import BM25
-from simzoo.retrieval.scorer import Represented, Scorer
-from simzoo.retrieval.searcher import Searcher, SearchTask, Stopwatch
-from simzoo.retrieval.searchers.graph_search import EntryPoints, GraphSearch, RandomItems, Retrieved, own_vectors
+from simzoo.retrieval.corpus import Corpus
+from simzoo.retrieval.first_stages.lexical import BM25
+from simzoo.retrieval.judge import SimilarityJudge
+from simzoo.retrieval.scorer import Scorer
+from simzoo.retrieval.searcher import Searcher, Stopwatch
+from simzoo.retrieval.searchers.graph_search import EntryPoints, GraphSearch, RandomItems, Retrieved
 from simzoo.retrieval.searchers.linear_search import LinearSearch
+from simzoo.retrieval.searchers.vectors import own_vectors
 from simzoo.retrieval.storage.graph import GraphConfig, build_graph, load_graph
 from simzoo.retrieval.storage.score_matrix import build_matrix
 from simzoo.retrieval.topk import top_columns
@@ -72,13 +75,13 @@ class OnGraph(GraphSearch):
         self.degree = degree
 
     def prepare(self, watch: Stopwatch) -> None:
-        vectors = own_vectors(self.task, None)
+        vectors = own_vectors(self.corpus, None)
         self._neighbors = load_graph(graph_folder(vectors.shape[1]), len(vectors))[:, : self.degree]
-        self.entry_points.index(self.task, vectors)
+        self.entry_points.index(self.corpus)
 
 
 class Looked(Scorer):
-    """Known scores, looked up and no more."""
+    """Known scores (B, N), looked up and counted, and no more."""
 
     def __init__(self, matrix: NDArray[np.float32]) -> None:
         super().__init__(lambda queries, items: matrix[queries, items], *matrix.shape)
@@ -87,15 +90,33 @@ class Looked(Scorer):
     def score_lists(self, query_rows: NDArray[np.int64], item_rows: NDArray[np.int64]) -> NDArray[np.float32]:
         found = self.matrix[query_rows[:, None], item_rows]
         found[item_rows < 0] = -np.inf
+        self.calls[query_rows] += (item_rows >= 0).sum(axis=1)
         return found
+
+
+class Encoded(SimilarityJudge):
+    """Over the q-nets of a space, or over their exhaustive scores (Q, N)."""
+
+    def __init__(self, space: Space, scores: NDArray[np.float32] | None = None, pairs: int = 65_536) -> None:
+        super().__init__(OneNet(space.net), {"vector": space.vectors}, pairs)
+        self.rows = {query.id: row for row, query in enumerate(space.collection.queries)}
+        self.queries, self.scores = space.queries, scores
+
+    def encode(self, queries: Sequence[Query]) -> Reps:
+        return take(self.queries, torch.tensor([self.rows[query.id] for query in queries]))
+
+    def scorer(self, queries: Sequence[Query]) -> Any:
+        if self.scores is None:
+            return super().scorer(queries)
+        return Looked(self.scores[[self.rows[query.id] for query in queries]])
 
 
 class IndexedOnce(BM25):
     """Walks of all lengths share its index."""
 
-    def index(self, collection: Collection) -> None:
-        if not self.num_items:
-            super().index(collection)
+    def prepare(self) -> None:
+        if not hasattr(self, "_index"):
+            super().prepare()
 
 
 def algorithm_1(count: int, breadth: int, rounds: int) -> Setting:
@@ -148,11 +169,9 @@ BUDGETS = (600, 800, 1_000, 1_300, 1_756, 2_500, 4_000, 8_000)
 def exhaustive(space: Space) -> NDArray[np.float32]:
     """(Q, N), kept query by query."""
     rows, folder = np.arange(len(space.collection.queries)), CACHE / f"scores-{space.vectors.shape[1]}"
-    scorer = Scorer.from_similarity(
-        OneNet(space.net), space.queries, {"vector": space.vectors}, pairs=len(space.vectors)
-    )
+    judge, size = Encoded(space, pairs=len(space.vectors)), len(space.vectors)
     return build_matrix(
-        scorer, space.collection, rows, space.made_by, folder, query_block=1, item_block=len(space.vectors)
+        judge.scorer, space.collection, rows, space.made_by, folder, query_block=1, item_block=size
     ).scores
 
 
@@ -179,9 +198,8 @@ class Known:
 
     def __init__(self, space: Space, scores: NDArray[np.float32]) -> None:
         rows = np.arange(len(scores))
-        scorer = Looked(scores)
-        scorer.represented = Represented(None, {}, {"vector": space.vectors})
-        self.task = SearchTask(space.collection, scorer, rows, rows[:0])
+        self.corpus = Corpus.of(space.collection, Encoded(space, scores))
+        self.queries = space.collection.queries
         self.exact = top_columns(scores, K)
         tuning, held_out = np.split(rows.reshape(len(TEST_WORLDS), 2, -1), 2, axis=1)
         self.tuning, self.held_out = tuning.ravel(), held_out.ravel()
@@ -189,12 +207,12 @@ class Known:
     def indexed(self, make: Make) -> Searcher:
         """A searcher, ready."""
         searcher = make()
-        searcher.index(self.task)
+        searcher.index(self.corpus)
         return searcher
 
     def point(self, searcher: Searcher, rows: NDArray[np.int64]) -> Point:
         """What it finds for these queries."""
-        ranking = searcher.search(rows, K)
+        ranking = searcher.search([self.queries[row] for row in rows], K)
         pairs = list(zip(ranking.items, self.exact[rows], strict=True))
         ten, hundred = (np.array([len(np.intersect1d(a[:k], b[:k])) / k for a, b in pairs]) for k in (10, K))
         error = 1.96 * ten.std() / len(rows) ** 0.5
@@ -299,22 +317,19 @@ def timed(space: Space, singles: int, batch: int) -> None:
             OneNet(space.net).score(asked, items).topk(K)
         each.append(f"{1000 * (time.perf_counter() - began) / size:,.1f}")
     print(f"| exhaustive | {len(space.vectors):,} | {' | '.join(each)} | | |", flush=True)
-    scorer = Scorer.from_similarity(OneNet(space.net), space.queries, items)
-    task = SearchTask(space.collection, scorer, np.arange(len(space.collection.queries)), np.arange(0))
+    corpus, queries = Corpus.of(space.collection, Encoded(space)), space.collection.queries
     for name, make in TIMED.items():
         searcher = make()
-        searcher.index(task)
-        searcher.search(np.arange(singles, singles + 1), K)  # once unmeasured
+        searcher.index(corpus)
+        searcher.search(queries[singles : singles + 1], K)  # once unmeasured
         spent = []
         for row in range(singles):
             began = time.perf_counter()
-            searcher.search(np.array([row]), K)
+            searcher.search(queries[row : row + 1], K)
             spent.append(1000 * (time.perf_counter() - began))
-        scorer.forget(np.arange(singles + 1))
         watched.seconds, began = 0.0, time.perf_counter()
-        ranking = searcher.search(np.arange(batch), K)
+        ranking = searcher.search(queries[:batch], K)
         seconds = time.perf_counter() - began
-        scorer.forget(np.arange(batch))
         own = sum(ranking.seconds.values()) - ranking.seconds["scoring"]
         print(
             f"| {name} | {ranking.calls.mean():,.0f} | {np.median(spent):,.1f} | {1000 * seconds / batch:,.1f} "

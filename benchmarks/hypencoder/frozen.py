@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from simzoo.core.records import Collection, Item, Query
+from simzoo.core.records import Item, Query
 from simzoo.core.reps import Ragged, Reps
 from simzoo.models.dual_encoder import DualEncoder
 from simzoo.models.formats import load
@@ -20,6 +19,7 @@ from simzoo.retrieval.first_stages.first_stage import FirstStage
 from simzoo.retrieval.first_stages.vector_index import Flat
 from simzoo.retrieval.storage.encoding import encode_items, encode_queries
 from simzoo.retrieval.storage.representations import RepresentationStore, records_sha256
+from simzoo.retrieval.topk import Rows, Scores
 
 DE = "checkpoints/wordnet-de"
 KEPT = Path("out/frozen")
@@ -110,16 +110,13 @@ class Nearest(FirstStage):
     def __init__(self, frozen: FrozenEncoder) -> None:
         self.frozen = frozen
 
-    def index(self, collection: Collection) -> None:
-        """See `FirstStage.index`."""
-        self.num_items = len(collection.items)
-        self._queries = F.normalize(self.frozen.vectors(collection.queries)).numpy()
-        self._index = Flat().build(F.normalize(self.frozen.vectors(collection.items)).numpy())
+    def prepare(self) -> None:
+        """See `FirstStage.prepare`."""
+        self._index = Flat().build(F.normalize(self.frozen.vectors(self.corpus.items)).numpy())
 
-    def search(self, query_rows: NDArray[Any], k: int) -> Any:
-        """See `FirstStage.search`."""
-        self.check(k)
-        return self._index.search(self._queries[query_rows], k)
+    def find(self, queries: Sequence[Query], k: int) -> tuple[Rows, Scores]:
+        """See `FirstStage.find`."""
+        return self._index.search(F.normalize(self.frozen.vectors(queries)).numpy(), k)
 
     def identity(self) -> str:
         """That of `Dense`: what one mined, the other need not mine again."""

@@ -37,16 +37,16 @@ from torch.nn import functional as F
 
 from benchmarks.mol.reference import CHUNKED, Found, K, reference_methods
 from simzoo.core.files import replacing
-from simzoo.core.records import Collection, Item, Query
-from simzoo.core.reps import Ragged
+from simzoo.core.records import Item, Query
+from simzoo.core.reps import Ragged, Reps, take
 from simzoo.datamodules.readers.wordnet import find_wordnet, load_wordnet
 from simzoo.losses import MutualInformation
 from simzoo.losses.ranking import softmax_cross_entropy
 from simzoo.models.parts.backbone import BackboneConfig, Encoder, load_tokenizer
 from simzoo.models.parts.mixture import MixtureConfig, MoLHead
 from simzoo.models.parts.tokenizing import TextTokenizer, TokenConfig
-from simzoo.retrieval.scorer import Represented, Scorer
-from simzoo.retrieval.searcher import SearchTask
+from simzoo.retrieval.corpus import Corpus
+from simzoo.retrieval.judge import SimilarityJudge
 from simzoo.retrieval.searchers.mol.searcher import MixtureSearcher
 from simzoo.retrieval.searchers.mol.topk import BruteForce, CombTopK, ExactMoL, TopKAvg, TopKGate, TopKPerEmbd
 
@@ -156,21 +156,26 @@ def vectors_of(shape: Shape, cache: Path) -> tuple[Tensor, Tensor]:
     return items, queries[torch.randperm(len(queries), generator=generator)[:BATCH]]
 
 
+class Encoded(SimilarityJudge):
+    """Over representations of queries at hand; a query's id is its row."""
+
+    def __init__(self, head: MoLHead, items: Reps, queries: Reps) -> None:
+        super().__init__(SimpleNamespace(head=head, device="cpu", pointwise=True), items)
+        self.queries = queries
+
+    def encode(self, queries: Sequence[Query]) -> Reps:
+        """See `SimilarityJudge.encode`."""
+        return take(self.queries, torch.tensor([int(query.id) for query in queries]))
+
+
 def ours(head: MoLHead, items: Tensor, queries: Tensor, searchers: Sequence[MixtureSearcher]) -> None:
     """Prepares the searchers; the item side is computed once."""
     parts = [head.items(chunk) for chunk in torch.split(items, 4096)]
     reps = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}  # type: ignore[misc]
-    scorer = Scorer(lambda q, i: np.zeros(len(q)), len(queries), len(items))
-    scorer.represented = Represented(SimpleNamespace(head=head, device="cpu"), head.queries(queries), reps)
-    collection = Collection(
-        "vectors",
-        [Item(str(row), "x") for row in range(len(items))],
-        [Query(str(row), "x") for row in range(len(queries))],
-        [{} for _ in range(len(queries))],
-    )
-    task = SearchTask(collection, scorer, np.arange(len(queries)), np.empty(0, dtype=np.int64))
+    judge = Encoded(head, reps, head.queries(queries))
+    corpus = Corpus([Item(str(row), "x") for row in range(len(items))], judge)
     for searcher in searchers:
-        searcher.index(task)
+        searcher.index(corpus)
 
 
 def peak(run: Callable[[], Any]) -> tuple[Any, float]:
@@ -218,10 +223,11 @@ def measure(shape: Shape, options: argparse.Namespace) -> None:
         "TopKGate256_512": TopKGate(256, 512),
     }
     shares: dict[str, float] = {}
+    asked = [Query(str(row), "x") for row in range(BATCH)]
 
     def searched(name: str) -> Callable[[], Found]:
         def search() -> Found:
-            ranking = named[name].search(np.arange(BATCH), K)
+            ranking = named[name].search(asked, K)
             shares[name] = float(np.mean(ranking.calls)) / shape.items
             return ranking.items, ranking.scores
 

@@ -20,25 +20,26 @@ from simzoo.datamodules.readers.wordnet import TEST_WORLDS, find_wordnet, load_w
 from simzoo.models.formats import load
 from simzoo.models.parts.backbone import MINILM
 from simzoo.models.similarity import LearnedSimilarity, fastest_device
-from simzoo.retrieval.evaluation import evaluate, similarity_scorer, split_queries
+from simzoo.retrieval.corpus import Corpus
+from simzoo.retrieval.evaluation import evaluate, split_queries
 from simzoo.retrieval.first_stages.dense import Dense
-from simzoo.retrieval.first_stages.first_stage import BM25, AliasTable
+from simzoo.retrieval.first_stages.lexical import BM25
+from simzoo.retrieval.first_stages.offered import AliasTable
+from simzoo.retrieval.judge import Judge, SimilarityJudge
 from simzoo.retrieval.results.metrics import Values, interval
 from simzoo.retrieval.results.significance import holm, paired_randomization
-from simzoo.retrieval.scorer import Rows, Scorer
-from simzoo.retrieval.searcher import Searcher, SearchTask
+from simzoo.retrieval.searcher import Searcher
 from simzoo.retrieval.searchers.exact import Rerank, Retrieve
+from simzoo.retrieval.topk import Rows
 
 DE = "wordnet-de"
 DEPTH = 64
-NO_ROWS: Rows = np.empty(0, dtype=np.int64)
 Row = dict[str, Values]
 
 
-def measured(collection: Collection, rows: Rows, searcher: Searcher, scorer: Scorer | None = None) -> Row:
+def measured(collection: Collection, rows: Rows, searcher: Searcher, judge: Judge | None = None) -> Row:
     """Per-query values by metric."""
-    scorer = scorer or Scorer(lambda *_: NO_ROWS, len(collection.queries), len(collection.items))
-    return evaluate(SearchTask(collection, scorer, rows, NO_ROWS), searcher, DEPTH, [f"R@{DEPTH}"]).values
+    return evaluate(searcher, Corpus.of(collection, judge), collection, rows, DEPTH, [f"R@{DEPTH}"]).values
 
 
 def on_world(collection: Collection, rows: Rows, models: dict[str, LearnedSimilarity]) -> dict[str, Row]:
@@ -52,8 +53,8 @@ def on_world(collection: Collection, rows: Rows, models: dict[str, LearnedSimila
         DE: measured(collection, rows, Retrieve(dense)),
     }
     for name, model in models.items():
-        scorer = similarity_scorer(model, collection)
-        found[f"{name} over {DE}"] = measured(collection, rows, Rerank(dense, budget=DEPTH), scorer)
+        judge = SimilarityJudge.of(model, collection.items)
+        found[f"{name} over {DE}"] = measured(collection, rows, Rerank(dense, budget=DEPTH), judge)
     return found
 
 

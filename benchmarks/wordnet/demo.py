@@ -20,15 +20,18 @@ from simzoo import train
 from simzoo.core.records import Collection
 from simzoo.datamodules.readers.wordnet import find_wordnet, load_wordnet
 from simzoo.models.formats import load
-from simzoo.retrieval.evaluation import evaluate, similarity_scorer
+from simzoo.retrieval.corpus import Corpus
+from simzoo.retrieval.evaluation import evaluate
 from simzoo.retrieval.first_stages.dense import Dense
-from simzoo.retrieval.first_stages.first_stage import BM25, AliasTable
+from simzoo.retrieval.first_stages.lexical import BM25
+from simzoo.retrieval.first_stages.offered import AliasTable
+from simzoo.retrieval.judge import Judge, SimilarityJudge
 from simzoo.retrieval.results import run_files
 from simzoo.retrieval.results.report import Example, RunReport, write_report
-from simzoo.retrieval.scorer import Rows, Scorer
-from simzoo.retrieval.searcher import Searcher, SearchTask
+from simzoo.retrieval.searcher import Searcher
 from simzoo.retrieval.searchers.exact import Rerank, Retrieve
 from simzoo.retrieval.storage.score_matrix import ScoreMatrix
+from simzoo.retrieval.topk import Rows
 
 OUT = Path("out/demo")
 WORLD = "noun.event"
@@ -47,15 +50,15 @@ def say(text: str) -> None:
     print(f"\n[{time.perf_counter() - START:5.0f} s] {text}", flush=True)
 
 
-def described(name: str, searcher: Searcher, task: SearchTask, summary: dict[str, Any]) -> RunReport:
+def described(name: str, searcher: Searcher, collection: Collection, summary: dict[str, Any]) -> RunReport:
     """A run as its metrics.json would describe it."""
     return RunReport(
         f"{Path(name).name}, {type(searcher).__name__}",
         {
             "checkpoint": {"name": name},
-            "data": {"name": task.collection.name, "fingerprint": task.collection.fingerprint},
+            "data": {"name": collection.name, "fingerprint": collection.fingerprint},
             "searcher": {"name": type(searcher).__name__},
-            "queries": len(task.query_rows),
+            "queries": RERANKED,
             "command": shlex.join(["python", *sys.argv]),
             "commit": run_files.commit(),
             "versions": run_files.versions(),
@@ -69,19 +72,17 @@ def checkpoints(collection: Collection, rows: Rows) -> tuple[list[RunReport], li
     dense = Dense(DE)
     reports, examples = [], []
     first_stages = {"BM25": BM25(), "alias table": AliasTable(by_sense=False), "most frequent sense": AliasTable()}
-    nothing = Scorer(lambda *_: np.empty(0), len(collection.queries), len(collection.items))
-    runs: list[tuple[str, Searcher, Scorer]] = [
-        (name, Retrieve(stage), nothing) for name, stage in (*first_stages.items(), (DE, dense))
+    runs: list[tuple[str, Searcher, Judge | None]] = [
+        (name, Retrieve(stage), None) for name, stage in (*first_stages.items(), (DE, dense))
     ]
     cross_encoders = sorted(map(str, Path("checkpoints").glob("wordnet-*-ce")))
     budgets = dict.fromkeys([*cross_encoders, MOL, HYPENCODER], 64) | {CMC: 512}
     for name, budget in budgets.items():
         model = load(name)
-        runs.append((name, Rerank(dense, budget), similarity_scorer(model, collection)))
-    for name, searcher, scorer in runs:
-        task = SearchTask(collection, scorer, rows, np.empty(0, dtype=np.int64))
-        result = evaluate(task, searcher, 64, METRICS)
-        reports.append(described(name, searcher, task, result.summary))
+        runs.append((name, Rerank(dense, budget), SimilarityJudge.of(model, collection.items)))
+    for name, searcher, judge in runs:
+        result = evaluate(searcher, Corpus.of(collection, judge), collection, rows, 64, METRICS)
+        reports.append(described(name, searcher, collection, result.summary))
         mean = result.summary["metrics"]
         print(
             f"  {reports[-1].name:32} accuracy {mean['accuracy']['mean']:.3f}   R@64 {mean['R@64']['mean']:.3f}",
@@ -105,8 +106,8 @@ def rescore(collection: Collection, matrix: ScoreMatrix) -> None:
         )
     rng = np.random.default_rng()
     places = rng.integers(len(matrix.query_ids), size=SAMPLE), rng.integers(len(collection.items), size=SAMPLE)
-    scorer = similarity_scorer(model, collection)
-    live = scorer(matrix.of(collection)[places[0]], places[1])
+    asked = [collection.queries[row] for row in matrix.of(collection)]
+    live = SimilarityJudge.of(model, collection.items).scorer(asked)(*places)
     difference = float(np.abs(live - matrix.scores[places]).max())
     if not difference <= TOLERANCE:
         raise ValueError(f"live scores differ from {MATRIX} by up to {difference:.2g}, more than {TOLERANCE}")
@@ -131,11 +132,9 @@ def main() -> None:
     print(table(points))
     say("training a small dual encoder: train.py fit --config configs/wordnet/demo.yaml")
     train.main(["fit", "--config", "configs/wordnet/demo.yaml", "--trainer.enable_progress_bar", "false"])
-    dense = Dense(OUT / "wordnet-de-small")
-    nothing = Scorer(lambda *_: np.empty(0), len(collection.queries), len(collection.items))
-    task = SearchTask(collection, nothing, rows, np.empty(0, dtype=np.int64))
-    result = evaluate(task, Retrieve(dense), 64, METRICS)
-    reports.append(described("trained here", Retrieve(dense), task, result.summary))
+    trained = Retrieve(Dense(OUT / "wordnet-de-small"))
+    result = evaluate(trained, Corpus.of(collection), collection, rows, 64, METRICS)
+    reports.append(described("trained here", trained, collection, result.summary))
     print(f"  accuracy {result.summary['metrics']['accuracy']['mean']:.3f} with the model trained here")
     write_report(OUT / "report.html", reports, points, examples)
     say(f"written: {OUT / 'report.html'}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 
 from simzoo.core.hub import file_sha256, local_path, write_manifest
 from simzoo.core.settings import plain
+from simzoo.models.checkpointing import read
 from simzoo.models.formats.arguments import build, own_class
 from simzoo.models.parts.backbone import Encoder, packaged, resolve_backbone
 from simzoo.models.parts.weights import Bounded, read_weights
@@ -21,6 +22,9 @@ from simzoo.models.similarity import LearnedSimilarity
 FORMAT = 1
 TRAINING = ("loss", "optimization")
 """Parameters of every similarity that say how it is trained; a checkpoint does not hold them."""
+
+SCRATCH = ".writing"
+"""Folder inside a checkpoint that is being written, with what is not yet in its place."""
 
 SPARE = 25_000_000
 """Numbers that a model may make besides the weights of its files: masks, positions, what is drawn."""
@@ -44,13 +48,22 @@ def save(model: LearnedSimilarity, folder: str | Path, dtype: torch.dtype = torc
     tensors = {name: value.to(dtype).contiguous().cpu() for name, value in model.trained_state().items()}
     if not tensors:
         raise ValueError("nothing to save: the model's adapters were merged; save it before Encoder.merge()")
-    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
-        save_file(tensors, Path(scratch) / "model.safetensors")
-        (Path(scratch) / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    # Inside the folder, which may be a disk of its own; a killed run's scratch is the same.
+    scratch = folder / SCRATCH
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir()
+    try:
+        save_file(tensors, scratch / "model.safetensors")
+        (scratch / "config.json").write_text(json.dumps(config, indent=2) + "\n")
         if model.text is not None:
             model.text.tokenizer.save_pretrained(scratch)
-        for file in sorted(Path(scratch).iterdir()):
+        for file in scratch.iterdir():
+            with file.open("rb") as written:
+                os.fsync(written.fileno())
+        for file in sorted(scratch.iterdir()):
             os.replace(file, folder / file.name)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
     write_manifest(folder)
 
 
@@ -150,7 +163,7 @@ def _load_weights(model: LearnedSimilarity, path: Path) -> None:
 
 def restore(model: LearnedSimilarity, path: Path) -> None:
     """Loads the trained parameters of a training checkpoint (.ckpt) into a model; no code in the file is run."""
-    state = torch.load(path, map_location="cpu", weights_only=True)["state_dict"]
+    state = read(path)["state_dict"]
     expected = model.trained_state()
     if state.keys() != expected.keys():
         raise ValueError(f"{path} does not hold the parameters of this {type(model).__name__}")

@@ -133,6 +133,11 @@ class Gate(nn.Module):
         self.cross_out = _linear(self.hidden, size)
         self.dropout = config.gate_dropout
 
+    @property
+    def num_logits(self) -> int:
+        """P."""
+        return self.cross_out.out_features
+
     def forward(self, logits: Tensor, query: Tensor | None, item: Tensor | None) -> tuple[Tensor, Tensor]:
         """Scores and probabilities.
 

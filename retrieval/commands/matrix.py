@@ -7,7 +7,8 @@ from pathlib import Path
 from simzoo.core.progress import plan
 from simzoo.datamodules.lists import RetrievalData
 from simzoo.retrieval.commands.parts import estimated, loaded, single
-from simzoo.retrieval.evaluation import similarity_scorer, split_queries
+from simzoo.retrieval.evaluation import split_queries
+from simzoo.retrieval.judge import SimilarityJudge
 from simzoo.retrieval.storage.score_matrix import build_matrix
 
 
@@ -40,10 +41,11 @@ def matrix(
         {
             "scores": f"{len(rows):,} queries x {len(collection.items):,} items = {calls:,} pairs",
             "file": f"{4 * calls / 1e6:.1f} MB",
-            **estimated(similarity, collection, calls),
+            **estimated(similarity, collection, len(rows), calls),
         },
     )
-    scorer = similarity_scorer(similarity, collection)
+    judge = SimilarityJudge.of(similarity, collection.items)
     folder = shards or output.with_suffix(".shards")
-    build_matrix(scorer, collection, rows, f"{similarity.weights_sha256}{' in bfloat16' * bf16}", folder).save(output)
+    made_by = f"{similarity.weights_sha256}{' in bfloat16' * bf16}"
+    build_matrix(judge.scorer, collection, rows, made_by, folder).save(output)
     print(f"written: {output}")

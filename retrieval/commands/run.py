@@ -9,20 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from rich.console import Console
 from rich.table import Table
 
 from simzoo.core.records import DataError
 from simzoo.datamodules.lists import RetrievalData
-from simzoo.models.similarity import fastest_device
-from simzoo.retrieval.commands.parts import dtype_of, loaded, scorer_of, single
+from simzoo.retrieval.commands.parts import dtype_of, judge_of, loaded, single
+from simzoo.retrieval.corpus import Corpus
 from simzoo.retrieval.evaluation import evaluate, split_queries
 from simzoo.retrieval.results import run_files
 from simzoo.retrieval.results.metrics import chosen_metrics, recall_curve
 from simzoo.retrieval.results.report import Example, RunReport, write_report
-from simzoo.retrieval.searcher import Searcher, SearchTask
+from simzoo.retrieval.searcher import Searcher
 from simzoo.retrieval.searchers.exact import Exact
+from simzoo.retrieval.settings import described
 from simzoo.retrieval.storage.score_matrix import ScoreMatrix
 
 
@@ -56,6 +56,10 @@ def run(
         bf16: compute the transformers in bfloat16: for hardware that has it.
         store: folder that keeps the items' representations, so that they are encoded once and a killed run goes on.
     """
+    import torch
+
+    from simzoo.models.similarity import fastest_device
+
     searcher = search or Exact()
     collection = single(data)
     known = None if exact is None else ScoreMatrix.load(exact)
@@ -70,16 +74,15 @@ def run(
         anchors = np.setdiff1d(np.arange(len(collection.queries)), rows)
     start = time.perf_counter()
     similarity = None if checkpoint is None else loaded(checkpoint, bf16)
-    scorer = scorer_of(similarity, searcher, collection, len(rows), store, dtype_of(bf16))
+    judge = judge_of(similarity, searcher, collection, len(rows), store, dtype_of(bf16))
     encoding = time.perf_counter() - start
-    task = SearchTask(collection, scorer, rows, anchors)
-    result = evaluate(task, searcher, k, names, None if known is None else known.scores)
-    described = {
+    corpus = Corpus.of(collection, judge, anchors=[collection.queries[row] for row in anchors])
+    result = evaluate(searcher, corpus, collection, rows, k, names, None if known is None else known.scores)
+    about = {
         "checkpoint": {"name": checkpoint, "sha256": similarity and similarity.weights_sha256},
         "data": {"name": collection.name, "fingerprint": collection.fingerprint, "notes": dict(collection.notes)},
-        "searcher": {"name": type(searcher).__name__, **settings(searcher)},
+        "searcher": described(searcher),
         "queries": len(rows),
-        "truncated": similarity.text.truncated if similarity and similarity.text else 0,
         "k": k,
         "seed": seed,
         **result.summary,
@@ -91,32 +94,17 @@ def run(
         "device": fastest_device(),
         "bf16": bf16,
     }
-    ids = [collection.queries[row].id for row in task.query_rows]
-    run_files.write_trec(output, collection, task.query_rows, result.ranking, type(searcher).__name__)
+    ids = [collection.queries[row].id for row in rows]
+    run_files.write_trec(output, collection, rows, result.ranking, type(searcher).__name__)
     run_files.write_per_query(output, ids, {name: column.tolist() for name, column in result.values.items()})
-    run_files.write_metrics(output, described)
-    examples = [Example.of(collection, task.query_rows, result.ranking, place) for place in range(min(5, len(rows)))]
+    run_files.write_metrics(output, about)
+    examples = [Example.of(collection, rows, result.ranking, place) for place in range(min(5, len(rows)))]
     curves = {} if known is None else {type(searcher).__name__: recall_curve(result.ranking.items, known.scores)}
-    write_report(output / "report.html", [RunReport(output.name, described)], curves, examples, "results looked at")
-    show(described)
-    if described["truncated"]:
-        print(f"{described['truncated']:,} texts were longer than the model takes, and truncated")
+    write_report(output / "report.html", [RunReport(output.name, about)], curves, examples, "results looked at")
+    show(about)
+    if about["truncated"]:
+        print(f"{about['truncated']:,} texts were longer than the model takes, and truncated")
     print(f"written: {output / 'report.html'}")
-
-
-def settings(searcher: Searcher) -> dict[str, Any]:
-    """The searcher's plain settings and the names of its parts."""
-    return {
-        name: value if isinstance(value, (int, float, str, bool, type(None))) else type(value).__name__
-        for name, value in vars(searcher).items()
-        if name not in ("task", "index_seconds", "index_calls")
-        and not name.startswith("_")
-        and (
-            isinstance(value, (int, float, str, bool, type(None)))
-            or hasattr(value, "search")
-            or hasattr(value, "alpha")
-        )
-    }
 
 
 def show(described: dict[str, Any]) -> None:

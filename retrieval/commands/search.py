@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import time
 
-import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from simzoo.core.records import Collection, DataError, Query
+from simzoo.core.records import DataError, Query
 from simzoo.datamodules.lists import RetrievalData
 from simzoo.retrieval.commands.parts import loaded, single
-from simzoo.retrieval.evaluation import similarity_scorer
-from simzoo.retrieval.searcher import Searcher, SearchTask
+from simzoo.retrieval.corpus import Corpus
+from simzoo.retrieval.judge import SimilarityJudge
+from simzoo.retrieval.searcher import Searcher
 from simzoo.retrieval.searchers.exact import Exact
+from simzoo.retrieval.topk import NOTHING
 
 
 def search(
@@ -40,19 +41,17 @@ def search(
     if mention and start < 0:
         raise DataError(f"the mention {mention!r} does not stand in the query {query!r}")
     asked = Query("asked", query, (start, start + len(mention)) if mention else None)
-    found = single(data)
-    collection = Collection(
-        found.name, found.items, [asked, *found.queries], [{}, *found.judgements], found.aliases, found.notes
-    )
+    collection = single(data)
     searcher = search or Exact()
-    scorer = similarity_scorer(loaded(checkpoint, bf16), collection)
-    task = SearchTask(collection, scorer, np.array([0]), np.arange(1, len(collection.queries)))
-    searcher.index(task)
+    judge = SimilarityJudge.of(loaded(checkpoint, bf16), collection.items)
+    searcher.index(Corpus.of(collection, judge, anchors=collection.queries))
     began = time.perf_counter()
-    ranking = searcher.search(task.query_rows, min(k, len(collection.items)))
+    ranking = searcher.search([asked], min(k, len(collection.items)))
     spent = 1000 * (time.perf_counter() - began)
     table = Table("", "score", "id", "item", title=query, title_justify="left")
     for place, (row, score) in enumerate(zip(ranking.items[0], ranking.scores[0], strict=True), start=1):
+        if row == NOTHING:
+            break
         item = collection.items[row]
         table.add_row(str(place), f"{score:.3f}", item.id, f"{item.title}: {item.text}" if item.title else item.text)
     Console().print(table)

@@ -7,7 +7,8 @@ from pathlib import Path
 from simzoo.core.progress import plan
 from simzoo.datamodules.lists import RetrievalData, Split
 from simzoo.retrieval.commands.parts import loaded
-from simzoo.retrieval.first_stages.first_stage import BM25, FirstStage
+from simzoo.retrieval.first_stages.first_stage import FirstStage
+from simzoo.retrieval.first_stages.lexical import BM25
 from simzoo.retrieval.teaching import write_lessons
 
 

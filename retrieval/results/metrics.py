@@ -27,7 +27,7 @@ def topk_recall(found: Rows, exact_scores: Scores, k: int) -> Values:
     makes up for a missing item above. So the share never exceeds 1, and does not depend on how ties were broken.
 
     Args:
-        found: (B, m) rows of the items found, distinct in each row.
+        found: (B, m) rows of the items found, distinct in each row; -1 for none.
         exact_scores: (B, N) scores of all items.
         k: how many exact neighbours count.
 
@@ -42,14 +42,15 @@ def topk_recall(found: Rows, exact_scores: Scores, k: int) -> Values:
         raise ValueError(f"Top-{k}-Recall over {items} items: k must be between 1 and their number")
     if found.ndim != 2 or len(found) != queries:
         raise ValueError(f"found items have the shape {found.shape}, expected ({queries}, m) as the exact scores have")
-    if found.size and not 0 <= found.min() <= found.max() < items:
-        raise ValueError(f"found items have rows from {found.min()} to {found.max()}, expected 0 to {items - 1}")
-    if (np.diff(np.sort(found, axis=1), axis=1) == 0).any():
+    if found.size and not -1 <= found.min() <= found.max() < items:
+        raise ValueError(f"found items have rows from {found.min()} to {found.max()}, expected 0 to {items - 1}, or -1")
+    ordered = np.sort(found, axis=1)
+    if ((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)).any():
         raise ValueError("an item was found twice for one query, which would count twice; a ranking has distinct items")
     if np.isnan(exact_scores).any():
         raise ValueError("the exact scores hold NaN: they do not cover these queries, or the similarity is broken")
     threshold = -np.partition(-exact_scores, k - 1, axis=1)[:, k - 1 : k]
-    scores = np.take_along_axis(exact_scores, found, axis=1)
+    scores = np.where(found < 0, np.nan, np.take_along_axis(exact_scores, found.clip(min=0), axis=1))
     places = k - (exact_scores > threshold).sum(axis=1)
     hits = (scores > threshold).sum(axis=1) + np.minimum((scores == threshold).sum(axis=1), places)
     shares: Values = hits / k
@@ -86,7 +87,7 @@ def ir_metrics(items: Rows, collection: Collection, query_rows: Rows, names: Seq
     """Metrics by ir-measures' names (nDCG@10, RR@10, R@100, Success@1, ...).
 
     Args:
-        items: (B, k) rows, best first, distinct in each row.
+        items: (B, k) rows, best first, distinct in each row; -1 for none.
         collection: with the judgements.
         query_rows: (B,) the queries.
         names: what to compute; two names of one measure (RR@10, MRR@10) get the same values.
@@ -108,6 +109,7 @@ def ir_metrics(items: Rows, collection: Collection, query_rows: Rows, names: Seq
         ir_measures.ScoredDoc(str(i), str(item), float(-place))
         for i, row in enumerate(items.tolist())
         for place, item in enumerate(row)
+        if item >= 0
     ]
     by_measure = {measure: np.zeros(len(query_rows)) for measure in measures.values()}
     if qrels and run:

@@ -10,10 +10,7 @@ from html import escape
 from pathlib import Path
 from typing import Any, Self
 
-import matplotlib
-from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
-
+from simzoo.core.extras import MissingExtraError, extra
 from simzoo.core.records import Collection, Query
 from simzoo.retrieval.results.run_files import write_text
 from simzoo.retrieval.scorer import Rows
@@ -104,6 +101,7 @@ class Example:
         """The example at a place of the ranking."""
         row = int(query_rows[place])
         items, scores = ranking.items[place].tolist(), ranking.scores[place].tolist()
+        items = [item for item in items if item >= 0]
         relevant = collection.relevant(row)
 
         def result(item: int) -> Result:
@@ -177,7 +175,7 @@ def _facts_of(about: Mapping[str, Any]) -> dict[str, str]:
     """What describes a run, by name, as HTML."""
     data, checkpoint, searcher = about["data"], about["checkpoint"], about["searcher"]
     sha256 = checkpoint.get("sha256")
-    settings = ", ".join(f"{name} {value}" for name, value in searcher.items() if name != "name")
+    settings = ", ".join(f"{name} {_setting(value)}" for name, value in searcher.items() if name != "name")
     given = {
         "data": f"{data['name']}, {about['queries']:,} queries, fingerprint {data['fingerprint'][:12]}",
         "reader's counts": "; ".join(f"{reason}: {count:,}" for reason, count in data.get("notes", {}).items()),
@@ -261,10 +259,13 @@ def _table(runs: Sequence[RunReport], lines: Mapping[str, Sequence[str]]) -> str
 
 def _curves(curves: Curves, x_label: str) -> str:
     depths = sorted({k for points in curves.values() for k, found in points.items() if found})
-    panels = "".join(
-        f'<figure><img alt="Top-{k}-Recall against {escape(x_label)}" src="{_panel(curves, k, x_label)}"></figure>'
-        for k in depths
-    )
+    try:
+        panels = "".join(
+            f'<figure><img alt="Top-{k}-Recall against {escape(x_label)}" src="{_panel(curves, k, x_label)}"></figure>'
+            for k in depths
+        )
+    except MissingExtraError as error:  # the numbers stand below; hours of scoring are not lost for a picture
+        panels = f"<p>{escape(str(error))}</p>"
     tables = "".join(_points(curves, k, x_label) for k in depths)
     return (
         f"<p>Top-k-Recall: the share of the exact top k that was found, against {escape(x_label)}.</p>"
@@ -274,8 +275,9 @@ def _curves(curves: Curves, x_label: str) -> str:
 
 def _panel(curves: Curves, k: int, x_label: str) -> str:
     """One panel as a data URI: a picture of its own, so that panels wrap on a narrow screen."""
-    with matplotlib.rc_context({"svg.hashsalt": "simzoo", "font.size": 11}):
-        figure = Figure(figsize=(4.6, 3.9), layout="constrained")
+    ticker = extra("matplotlib.ticker", "plots", "a picture of curves")
+    with extra("matplotlib", "plots", "").rc_context({"svg.hashsalt": "simzoo", "font.size": 11}):
+        figure = extra("matplotlib.figure", "plots", "").Figure(figsize=(4.6, 3.9), layout="constrained")
         panel = figure.subplots()
         places = sorted({x for points in curves.values() for x, _ in points.get(k, ())})
         for number, (name, points) in enumerate(curves.items()):
@@ -287,10 +289,10 @@ def _panel(curves: Curves, k: int, x_label: str) -> str:
         panel.set(title=f"k = {k}", xlabel=x_label, ylabel=f"Top-{k}-Recall", ylim=(-0.02, 1.04))
         if places[0] > 0 and places[-1] >= 4 * places[0]:
             panel.set_xscale("log")
-            panel.xaxis.set_minor_locator(NullLocator())
-            panel.xaxis.set_major_formatter(ScalarFormatter())
+            panel.xaxis.set_minor_locator(ticker.NullLocator())
+            panel.xaxis.set_major_formatter(ticker.ScalarFormatter())
             apart = [x for i, x in enumerate(places) if i == 0 or x >= 1.4 * places[i - 1]]
-            panel.xaxis.set_major_locator(FixedLocator(apart))
+            panel.xaxis.set_major_locator(ticker.FixedLocator(apart))
         panel.grid(alpha=0.3)
         panel.legend(fontsize=9, framealpha=0.6)
         buffer = io.BytesIO()
@@ -347,3 +349,11 @@ def _query(query: Query) -> str:
 
 def _head(text: str, length: int) -> str:
     return text if len(text) <= length else f"{text[:length].rstrip()} …"
+
+
+def _setting(value: Any) -> str:
+    """A setting; of a part its class, and its own settings in brackets."""
+    if not isinstance(value, dict):
+        return str(value)
+    inner = ", ".join(f"{name} {_setting(one)}" for name, one in value.items() if name != "name")
+    return f"{value.get('name', '')} ({inner})" if inner else str(value.get("name", ""))

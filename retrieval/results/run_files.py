@@ -196,6 +196,8 @@ def write_trec(folder: Path, collection: Collection, query_rows: Rows, ranking: 
     for row, items, scores in zip(query_rows.tolist(), ranking.items.tolist(), falling.tolist(), strict=True):
         query = _column(collection.queries[row].id)
         for rank, (item, score) in enumerate(zip(items, scores, strict=True), start=1):
+            if item < 0:  # the query has no more results
+                break
             lines.append(f"{query} Q0 {item_ids[item]} {rank} {score:.9g} {tag}\n")
     write_text(folder / "run.trec", "".join(lines))
 

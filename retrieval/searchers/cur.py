@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from typing import Any, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
-from simzoo.retrieval.scorer import Rows
-from simzoo.retrieval.searcher import Ranking, Searcher, Stopwatch, check_budget
-from simzoo.retrieval.topk import top_columns
+from simzoo.core.records import Query
+from simzoo.retrieval.scorer import Scorer
+from simzoo.retrieval.searcher import Ranking, Searcher, Stopwatch
+from simzoo.retrieval.topk import Rows, Running, Scores
 
 CUT = 1e-3  # a cut-off from here on tames a square, ill-conditioned matrix
+BLOCK = 1 << 14  # items whose embeddings are cast to float64 at once
 
 
 class CUR(Searcher):
@@ -21,10 +25,14 @@ class CUR(Searcher):
     U = pinv(C_anc), E_I = U R_anc. A query's approximate scores are its exact scores at the anchor items times E_I; the
     best of them are scored exactly, and the anchors' exact scores compete with theirs.
 
+    A search reads E_I once a batch, in blocks; E_I is held, 4 k_i bytes an item. Indexing holds R_anc as well, 4 k_q
+    bytes an item. Growing scores the new items with the anchor queries, and keeps the anchors as they were drawn: an
+    index over everything at once draws others.
+
     Args:
-        budget: items scored a query: the anchor items and the retrieved ones.
+        budget: items scored a query: the anchor items and the retrieved ones. Of fewer items all are scored.
         anchor_queries: k_q; their scores with all items are computed at indexing.
-        anchor_items: k_i.
+        anchor_items: k_i; all items where there are not so many.
         rcond: singular values of C_anc below ``rcond`` times the largest are cut off.
         seed: of the choice of anchors.
     """
@@ -61,44 +69,85 @@ class CUR(Searcher):
     @classmethod
     def tiny(cls, stage: Any, budget: int) -> Self:
         """See `Searcher.tiny`."""
-        return cls(budget, anchor_queries=8, anchor_items=budget // 2)
+        return cls(budget, anchor_queries=8, anchor_items=max(1, budget // 2))
 
     def prepare(self, watch: Stopwatch) -> None:
         """Scores the anchor queries with all items and embeds the items.
 
         Raises:
-            ValueError: there are fewer anchor queries or items than asked for.
+            ValueError: there are fewer anchor queries than asked for.
         """
-        task, num_items = self.task, len(self.task.collection.items)
-        check_budget(self.budget, 1, num_items)
-        if self.anchor_queries > len(task.anchor_rows):
+        corpus, live = self.corpus, self.corpus.live
+        if self.anchor_queries > len(corpus.anchors):
             raise ValueError(
-                f"anchor_queries = {self.anchor_queries}, but {task.collection.name} has {len(task.anchor_rows)} "
+                f"anchor_queries = {self.anchor_queries}, but {corpus.name} has {len(corpus.anchors)} "
                 "queries that are not evaluated; evaluate fewer (--queries) or use fewer anchors"
             )
         rng = np.random.default_rng(self.seed)
-        anchors = np.sort(rng.choice(task.anchor_rows, self.anchor_queries, replace=False))
-        self.anchor_rows = np.sort(rng.choice(num_items, self.anchor_items, replace=False))
+        chosen = np.sort(rng.choice(len(corpus.anchors), self.anchor_queries, replace=False))
+        self._anchors = [corpus.anchors[row] for row in chosen]
+        size = min(self.anchor_items, len(live))
+        self.anchor_rows = live[np.sort(rng.choice(len(live), size, replace=False))]
         with watch.step("anchor scores"):
-            r_anc = task.scorer.score_lists(anchors, np.tile(np.arange(num_items), (len(anchors), 1))).astype(
-                np.float64
-            )
+            r_anc = self._scored(0)
         with watch.step("item embeddings"):
-            u = np.linalg.pinv(r_anc[:, self.anchor_rows], rcond=self.rcond)
-            self.item_embeddings = u @ r_anc
+            self._u = np.linalg.pinv(r_anc[:, self.anchor_rows].astype(np.float64), rcond=self.rcond)
+            self.item_embeddings = _embedded(self._u, r_anc)
 
-    def search(self, query_rows: Rows, k: int) -> Ranking:
-        """See `Searcher.search`."""
-        check_budget(self.budget, k, len(self.task.collection.items))
-        watch = Stopwatch()
-        anchors = np.tile(self.anchor_rows, (len(query_rows), 1))
+    def grow(self, start: int, watch: Stopwatch) -> None:
+        """See `Searcher.grow`: scores the anchor queries with the new items; the anchors stay.
+
+        Anchor items that were removed since stay in the equations, but are not scored for new queries: then everything
+        is prepared anew.
+        """
+        if self.corpus.gone is not None and self.corpus.gone[self.anchor_rows].any():
+            self.prepare(watch)
+            return
+        with watch.step("anchor scores"):
+            r_anc = self._scored(start)
+        with watch.step("item embeddings"):
+            self.item_embeddings = np.hstack([self.item_embeddings, _embedded(self._u, r_anc)])
+
+    def _scored(self, start: int) -> Scores:
+        """Scores of the anchor queries with the items from ``start`` on, 0 for removed ones."""
+        judge, live = self.corpus.judge, self.corpus.live
+        assert judge is not None
+        scorer = judge.scorer(self._anchors)
+        rows = live[live >= start]
+        scores = scorer.score_items(rows)
+        self.index_calls = int(scorer.calls.sum())
+        if len(rows) == len(self.corpus) - start:
+            return scores
+        whole = np.zeros((len(self._anchors), len(self.corpus) - start), dtype=np.float32)
+        whole[:, rows - start] = scores
+        return whole
+
+    def find(self, scorer: Scorer, queries: Sequence[Query], k: int, watch: Stopwatch) -> Ranking:
+        """See `Searcher.find`."""
+        anchors = np.tile(self.anchor_rows, (len(queries), 1))
         with watch.step("scoring"):
-            anchor_scores = self.task.scorer.score_lists(query_rows, anchors)
+            anchor_scores = scorer.lists(anchors)
         with watch.step("approximate scores"):
-            approximate = anchor_scores.astype(np.float64) @ self.item_embeddings
-            approximate[:, self.anchor_rows] = -np.inf
-            retrieved = top_columns(approximate, self.budget - self.anchor_items)
+            retrieved = self._best(anchor_scores, self.affordable() - anchors.shape[1])
         with watch.step("scoring"):
-            scores = self.task.scorer.score_lists(query_rows, retrieved)
-        items, exact = np.hstack([anchors, retrieved]), np.hstack([anchor_scores, scores])
-        return self.ranked(query_rows, items, exact, k, watch)
+            scores = scorer.lists(retrieved)
+        return self.ranked(scorer, np.hstack([anchors, retrieved]), np.hstack([anchor_scores, scores]), k)
+
+    def _best(self, anchor_scores: Scores, count: int) -> Rows:
+        """(B, count) items of the largest approximate scores, anchors and removed ones aside."""
+        closed = np.zeros(len(self.corpus), dtype=bool) if self.corpus.gone is None else self.corpus.gone.copy()
+        closed[self.anchor_rows] = True
+        best, known = Running(len(anchor_scores), count), anchor_scores.astype(np.float64)
+        for start in range(0, len(closed) if count else 0, BLOCK):
+            rows = np.flatnonzero(~closed[start : start + BLOCK]) + start
+            embeddings = self.item_embeddings[:, start : start + BLOCK].astype(np.float64)
+            best.add((known @ embeddings)[:, rows - start], rows)
+        return best.rows
+
+
+def _embedded(u: NDArray[np.float64], r_anc: Scores) -> Scores:
+    """E_I = U R_anc (k_i, N), single precision, computed in double, block by block."""
+    found = np.empty((len(u), r_anc.shape[1]), dtype=np.float32)
+    for start in range(0, r_anc.shape[1], BLOCK):
+        found[:, start : start + BLOCK] = u @ r_anc[:, start : start + BLOCK].astype(np.float64)
+    return found

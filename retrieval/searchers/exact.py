@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Self
 
-import numpy as np
-
-from simzoo.retrieval.first_stages.first_stage import BM25, FirstStage
-from simzoo.retrieval.scorer import Rows
-from simzoo.retrieval.searcher import Ranking, Searcher, Stopwatch, check_budget
+from simzoo.core.records import Query
+from simzoo.retrieval.first_stages.first_stage import FirstStage
+from simzoo.retrieval.first_stages.lexical import BM25
+from simzoo.retrieval.scorer import Scorer
+from simzoo.retrieval.searcher import Ranking, Searcher, Stopwatch
 
 
 class Exact(Searcher):
-    """Scores every item: every approximate searcher is measured against it."""
+    """Scores every item: every approximate searcher is measured against it.
+
+    A search reads all representations once a batch, in blocks, and holds the best k. Growing costs nothing; the results
+    are those of indexing everything at once.
+    """
 
     @classmethod
     def tiny(cls, stage: Any, budget: int) -> Self:
@@ -22,19 +27,18 @@ class Exact(Searcher):
     def prepare(self, watch: Stopwatch) -> None:
         """Nothing to prepare."""
 
-    def search(self, query_rows: Rows, k: int) -> Ranking:
-        """See `Searcher.search`."""
-        num_items = len(self.task.collection.items)
-        check_budget(num_items, k, num_items)
-        watch = Stopwatch()
-        items = np.tile(np.arange(num_items), (len(query_rows), 1))
+    def find(self, scorer: Scorer, queries: Sequence[Query], k: int, watch: Stopwatch) -> Ranking:
+        """See `Searcher.find`."""
         with watch.step("scoring"):
-            scores = self.task.scorer.score_lists(query_rows, items)
-        return self.ranked(query_rows, items, scores, k, watch)
+            rows, scores = scorer.top(k, None if self.corpus.gone is None else self.corpus.live)
+        return self.ranked(scorer, rows, scores, k)
 
 
 class Rerank(Searcher):
     """Retrieve and rerank (RNR): the exact scores of the top items of a first stage.
+
+    A search holds what the first stage holds, and ``budget`` scores a query. Growing costs what it costs the first
+    stage; the results are those of indexing everything at once where the first stage's are.
 
     Args:
         first_stage: what retrieves.
@@ -45,6 +49,8 @@ class Rerank(Searcher):
 
     def __init__(self, first_stage: FirstStage | None = None, budget: int = 100) -> None:
         super().__init__()
+        if budget < 1:
+            raise ValueError(f"budget is the number of items scored a query, at least 1; got {budget}")
         self.first_stage = first_stage or BM25()
         self.budget = budget
 
@@ -56,21 +62,24 @@ class Rerank(Searcher):
     def prepare(self, watch: Stopwatch) -> None:
         """Indexes the first stage."""
         with watch.step("first stage"):
-            self.first_stage.index(self.task.collection)
+            self.first_stage.index(self.corpus)
 
-    def search(self, query_rows: Rows, k: int) -> Ranking:
-        """See `Searcher.search`."""
-        check_budget(self.budget, k, len(self.task.collection.items))
-        watch = Stopwatch()
+    def grow(self, start: int, watch: Stopwatch) -> None:
+        """See `Searcher.grow`: as the first stage does."""
         with watch.step("first stage"):
-            items, _ = self.first_stage.search(query_rows, self.budget)
+            self.first_stage.extend(self.corpus, start)
+
+    def find(self, scorer: Scorer, queries: Sequence[Query], k: int, watch: Stopwatch) -> Ranking:
+        """See `Searcher.find`."""
+        with watch.step("first stage"):
+            items, _ = self.first_stage.search(queries, self.affordable())
         with watch.step("scoring"):
-            scores = self.task.scorer.score_lists(query_rows, items)
-        return self.ranked(query_rows, items, scores, k, watch)
+            scores = scorer.lists(items)
+        return self.ranked(scorer, items, scores, k)
 
 
 class Retrieve(Searcher):
-    """The first stage's own ranking and scores; the similarity is never called.
+    """The first stage's own ranking and scores; the similarity is never called. Growing is the first stage's.
 
     Args:
         first_stage: what retrieves.
@@ -90,11 +99,15 @@ class Retrieve(Searcher):
     def prepare(self, watch: Stopwatch) -> None:
         """Indexes the first stage."""
         with watch.step("first stage"):
-            self.first_stage.index(self.task.collection)
+            self.first_stage.index(self.corpus)
 
-    def search(self, query_rows: Rows, k: int) -> Ranking:
-        """See `Searcher.search`; 0 calls."""
-        watch = Stopwatch()
+    def grow(self, start: int, watch: Stopwatch) -> None:
+        """See `Searcher.grow`: as the first stage does."""
         with watch.step("first stage"):
-            items, scores = self.first_stage.search(query_rows, k)
-        return Ranking(items, scores, np.zeros(len(query_rows), dtype=np.int64), dict(watch.seconds))
+            self.first_stage.extend(self.corpus, start)
+
+    def find(self, scorer: Scorer, queries: Sequence[Query], k: int, watch: Stopwatch) -> Ranking:
+        """See `Searcher.find`; 0 calls."""
+        with watch.step("first stage"):
+            items, scores = self.first_stage.search(queries, k)
+        return Ranking(items, scores, scorer.calls.copy())

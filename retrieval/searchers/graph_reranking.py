@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
+from simzoo.core.records import Query
 from simzoo.retrieval.first_stages.dense import Dense
-from simzoo.retrieval.first_stages.first_stage import BM25, FirstStage
-from simzoo.retrieval.scorer import Rows
-from simzoo.retrieval.searcher import Ranking, Searcher, Stopwatch, check_budget
-from simzoo.retrieval.storage.graph import GraphConfig, build_graph
-from simzoo.retrieval.topk import top_columns
+from simzoo.retrieval.first_stages.first_stage import FirstStage
+from simzoo.retrieval.first_stages.lexical import BM25
+from simzoo.retrieval.scorer import Scorer
+from simzoo.retrieval.searcher import Ranking, Searcher, Stopwatch, check_batch
+from simzoo.retrieval.searchers.vectors import neighbors_of
+from simzoo.retrieval.storage.graph import GraphConfig
+from simzoo.retrieval.topk import NOTHING, Rows, Scores, top_columns, top_order
 
 
 class _Adaptive(Searcher):
     """What both share: a first stage, a neighbour graph, and rounds until the budget is spent.
 
+    The graph is held, 4 bytes an item for each neighbour (memory-mapped where it has a folder); a search holds the
+    neighbours of what it scored. A new item may be anybody's neighbour: growing builds the graph anew.
+
     Args:
-        vectors: the dual encoder whose item vectors make the graph.
+        vectors: the dual encoder whose item vectors make the graph; None: the corpus's embedder.
         first_stage: where the search begins.
         graph: how the graph is built.
         budget: items scored a query.
@@ -32,82 +38,88 @@ class _Adaptive(Searcher):
 
     def __init__(
         self,
-        vectors: Dense,
+        vectors: Dense | None = None,
         first_stage: FirstStage | None = None,
         graph: GraphConfig | None = None,
         budget: int = 100,
         query_batch: int = 32,
     ) -> None:
         super().__init__()
-        if query_batch < 1:
-            raise ValueError(f"query_batch must be at least 1, got {query_batch}")
-        self.vectors = vectors
+        if budget < 1:
+            raise ValueError(f"budget is the number of items scored a query, at least 1; got {budget}")
+        self.vectors = vectors or Dense()
         self.first_stage: FirstStage = first_stage or BM25()
         self.graph = graph or GraphConfig(degree=16, metric="inner_product")
         self.budget = budget
-        self.query_batch = query_batch
+        self.query_batch = check_batch(query_batch)
 
     def prepare(self, watch: Stopwatch) -> None:
         """Indexes the first stage, and builds or opens the graph."""
-        check_budget(self.budget, 1, len(self.task.collection.items))
         with watch.step("first stage"):
-            self.first_stage.index(self.task.collection)
+            self.first_stage.index(self.corpus)
         with watch.step("item vectors"):
-            self.vectors.index(self.task.collection)
+            self.vectors.index(self.corpus)
         with watch.step("neighbour graph"):
-            self._neighbors = build_graph(self.vectors.items, self.graph)
+            self._neighbors = neighbors_of(self.vectors.embedder.vectors, self.graph)
 
-    def search(self, query_rows: Rows, k: int) -> Ranking:
-        """See `Searcher.search`."""
-        check_budget(self.budget, k, len(self.task.collection.items))
-        watch = Stopwatch()
-        starts = range(0, max(len(query_rows), 1), self.query_batch)
-        parts = [self._search(query_rows[start : start + self.query_batch], watch) for start in starts]
-        items, scores = (np.concatenate(column) for column in zip(*parts, strict=True))
-        return self.ranked(query_rows, items, scores, k, watch)
-
-    def _search(self, query_rows: Rows, watch: Stopwatch) -> tuple[Rows, NDArray[np.float32]]:
-        """(B, budget) items and scores."""
+    def find(self, scorer: Scorer, queries: Sequence[Query], k: int, watch: Stopwatch) -> Ranking:
+        """See `Searcher.find`."""
+        budget = self.affordable()
         with watch.step("first stage"):
-            found, _ = self.first_stage.search(query_rows, self.budget)
-        size, num_items = len(query_rows), len(self.task.collection.items)
-        # What comes next: the first stage's items in their order, below all neighbours of scored items.
-        priority = np.full((size, num_items), -np.inf, dtype=np.float64)
-        ranked = np.full((size, num_items), -np.inf, dtype=np.float64)
-        np.put_along_axis(ranked, found, -np.arange(self.budget, dtype=np.float64)[None], axis=1)
-        items = np.empty((size, 0), dtype=np.int64)
-        scores = np.empty((size, 0), dtype=np.float32)
+            found, _ = self.first_stage.search(queries, budget)
+        items = np.empty((len(queries), 0), dtype=np.int64)
+        scores = np.empty((len(queries), 0), dtype=np.float32)
+        near = items
         number = 0
-        while items.shape[1] < self.budget:
+        while items.shape[1] < budget:
             with watch.step("neighbours"):
-                count = min(self.batch(number), self.budget - items.shape[1])
-                wanted = self.wanted(number, ranked, priority)
-                np.put_along_axis(wanted, items, -np.inf, axis=1)
-                # Where too few neighbours wait, the first stage goes on.
-                short = np.isfinite(wanted).sum(axis=1) < count
-                if short.any():
-                    wanted[short] = np.where(np.isfinite(wanted[short]), 1e6 + wanted[short], ranked[short])
-                    np.put_along_axis(wanted, items, -np.inf, axis=1)
-                fresh = top_columns(wanted, count)
+                count = min(self.batch(number), budget - items.shape[1])
+                fresh = self._fresh(self.wanted(number, found, near), items, count)
+            if (fresh == NOTHING).all():
+                break
             with watch.step("scoring"):
-                new = self.task.scorer.score_lists(query_rows, fresh)
+                new = scorer.lists(fresh)
             with watch.step("neighbours"):
                 items, scores = np.hstack([items, fresh]), np.hstack([scores, new])
-                self.follow(priority, items, scores, count)
+                near = self._nearest(*self.followed(items, scores))
             number += 1
-        return items, scores
+        return self.ranked(scorer, items, scores, k)
+
+    def _fresh(self, wanted: Rows, items: Rows, count: int) -> Rows:
+        """(B, count) the first of the wanted rows (B, any), each once, without those that are scored (B, n) or gone."""
+        base = np.arange(len(wanted))[:, None] * len(self.corpus)
+        taken = (items + base)[items != NOTHING]
+        out = (wanted == NOTHING) | np.isin(wanted + base, taken)
+        if self.corpus.gone is not None:
+            out |= self.corpus.gone[wanted]
+        order = np.argsort(wanted, axis=1, kind="stable")
+        ordered = np.take_along_axis(wanted, order, axis=1)
+        again = np.zeros_like(out)
+        again[:, 1:] = ordered[:, 1:] == ordered[:, :-1]
+        np.put_along_axis(out, order, np.take_along_axis(out, order, axis=1) | again, axis=1)
+        first = np.argsort(out, axis=1, kind="stable")[:, :count]
+        fresh = np.where(np.take_along_axis(out, first, axis=1), NOTHING, np.take_along_axis(wanted, first, axis=1))
+        return np.pad(fresh, ((0, 0), (0, count - fresh.shape[1])), constant_values=NOTHING)
+
+    def _nearest(self, items: Rows, scores: Scores) -> Rows:
+        """(B, n degree) the neighbours of scored items (B, n), those of the best ones first, then by row."""
+        near: Rows = self._neighbors[items.clip(min=0)].astype(np.int64)
+        near[items == NOTHING] = NOTHING
+        near = near.reshape(len(items), -1)
+        priority = np.repeat(scores, self._neighbors.shape[1], axis=1)
+        return np.take_along_axis(near, top_order(priority, near, near.shape[1]), axis=1)
 
     @abstractmethod
     def batch(self, number: int) -> int:
-        """Items scored in a round."""
+        """Items scored in a round, at least 1."""
 
     @abstractmethod
-    def wanted(self, number: int, ranked: NDArray[np.float64], priority: NDArray[np.float64]) -> NDArray[np.float64]:
-        """(B, N), a new array: what a round takes from, by what; -inf where nothing is."""
+    def wanted(self, number: int, found: Rows, near: Rows) -> Rows:
+        """(B, any) what a round takes from, in order: the first stage's items, the neighbours, or both."""
 
     @abstractmethod
-    def follow(self, priority: NDArray[np.float64], items: Rows, scores: NDArray[np.float32], fresh: int) -> None:
-        """Gives neighbours of scored items (B, m), of which the last ``fresh`` are new, their priority."""
+    def followed(self, items: Rows, scores: Scores) -> tuple[Rows, Scores]:
+        """Those of the scored items (B, n) whose neighbours come next, and their scores."""
 
 
 class GAR(_Adaptive):
@@ -117,7 +129,7 @@ class GAR(_Adaptive):
     that it is near to.
 
     Args:
-        vectors: the dual encoder whose item vectors make the graph.
+        vectors: the dual encoder whose item vectors make the graph; None: the corpus's embedder.
         first_stage: where the search begins.
         graph: how the graph is built; the paper has 8 to 16 neighbours.
         budget: items scored a query.
@@ -127,7 +139,7 @@ class GAR(_Adaptive):
 
     def __init__(
         self,
-        vectors: Dense,
+        vectors: Dense | None = None,
         first_stage: FirstStage | None = None,
         graph: GraphConfig | None = None,
         budget: int = 100,
@@ -148,13 +160,13 @@ class GAR(_Adaptive):
         """See `_Adaptive.batch`."""
         return self.batch_size
 
-    def wanted(self, number: int, ranked: NDArray[np.float64], priority: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The first stage's in even rounds, neighbours in odd ones."""
-        return (priority if number % 2 else ranked).copy()
+    def wanted(self, number: int, found: Rows, near: Rows) -> Rows:
+        """The first stage's in even rounds, neighbours in odd ones; the others where these run out."""
+        return np.hstack([near, found] if number % 2 else [found, near])
 
-    def follow(self, priority: NDArray[np.float64], items: Rows, scores: NDArray[np.float32], fresh: int) -> None:
-        """All new items hand their score to their neighbours."""
-        _raise(priority, self._neighbors, items[:, -fresh:], scores[:, -fresh:])
+    def followed(self, items: Rows, scores: Scores) -> tuple[Rows, Scores]:
+        """All: a neighbour's priority is the best score of an item that it is near to."""
+        return items, scores
 
 
 class LADR(_Adaptive):
@@ -164,7 +176,7 @@ class LADR(_Adaptive):
     Where no such neighbour is left, the first stage goes on until the budget is spent.
 
     Args:
-        vectors: the dual encoder whose item vectors make the graph.
+        vectors: the dual encoder whose item vectors make the graph; None: the corpus's embedder.
         first_stage: where the search begins.
         graph: how the graph is built.
         budget: items scored a query.
@@ -175,7 +187,7 @@ class LADR(_Adaptive):
 
     def __init__(
         self,
-        vectors: Dense,
+        vectors: Dense | None = None,
         first_stage: FirstStage | None = None,
         graph: GraphConfig | None = None,
         budget: int = 100,
@@ -196,24 +208,13 @@ class LADR(_Adaptive):
 
     def batch(self, number: int) -> int:
         """The seeds, then as many as the best items have neighbours."""
-        return self.depth * self._neighbors.shape[1] if number else self.seeds
+        return max(1, self.depth * self._neighbors.shape[1]) if number else self.seeds
 
-    def wanted(self, number: int, ranked: NDArray[np.float64], priority: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Seeds first, then neighbours only."""
-        return (priority if number else ranked).copy()
+    def wanted(self, number: int, found: Rows, near: Rows) -> Rows:
+        """Seeds first, then neighbours; the first stage's where these run out."""
+        return np.hstack([near, found]) if number else found
 
-    def follow(self, priority: NDArray[np.float64], items: Rows, scores: NDArray[np.float32], fresh: int) -> None:
-        """The best items of all rounds hand their score to their neighbours; what others did before is forgotten."""
+    def followed(self, items: Rows, scores: Scores) -> tuple[Rows, Scores]:
+        """The best items of all rounds."""
         best = top_columns(scores, min(self.depth, scores.shape[1]))
-        priority[:] = -np.inf
-        chosen = np.take_along_axis(items, best, axis=1)
-        _raise(priority, self._neighbors, chosen, np.take_along_axis(scores, best, axis=1))
-
-
-def _raise(
-    priority: NDArray[np.float64], neighbors: NDArray[np.int32], items: Rows, scores: NDArray[np.float32]
-) -> None:
-    """priority[q, n] becomes at least the score of every item of q that n is a neighbour of."""
-    near = neighbors[items]
-    rows = np.broadcast_to(np.arange(len(items))[:, None, None], near.shape)
-    np.maximum.at(priority, (rows, near), np.broadcast_to(scores[..., None], near.shape))
+        return np.take_along_axis(items, best, axis=1), np.take_along_axis(scores, best, axis=1)

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
+from simzoo.core.records import Query
+from simzoo.retrieval.corpus import Corpus
 from simzoo.retrieval.first_stages.dense import Dense
 from simzoo.retrieval.first_stages.first_stage import FirstStage
-from simzoo.retrieval.scorer import Rows, Scores
-from simzoo.retrieval.searcher import Ranking, Searcher, SearchTask, Stopwatch, check_budget
-from simzoo.retrieval.storage.graph import GraphConfig, build_graph
+from simzoo.retrieval.scorer import Scorer
+from simzoo.retrieval.searcher import Ranking, Searcher, Stopwatch, check_batch
+from simzoo.retrieval.searchers.vectors import neighbors_of, own_vectors
+from simzoo.retrieval.storage.graph import GraphConfig
+from simzoo.retrieval.topk import NOTHING, Rows, Scores, padded
 
-NOTHING = -1
 # A scored item as one number: the smaller, the better; of equal scores the lower row first. Sorting these is several
 # times faster than sorting by two keys.
 Keys = NDArray[np.int64]
@@ -27,12 +30,12 @@ class EntryPoints(ABC):
     """Where a walk begins."""
 
     @abstractmethod
-    def index(self, task: SearchTask, vectors: NDArray[np.float32]) -> None:
-        """Offline work over the items and their vectors (N, d)."""
+    def index(self, corpus: Corpus) -> None:
+        """Offline work over the items."""
 
     @abstractmethod
-    def of(self, query_rows: Rows) -> Rows:
-        """(B, m) items."""
+    def of(self, queries: Sequence[Query]) -> Rows:
+        """(B, m) items, -1 for none."""
 
 
 @dataclass
@@ -47,14 +50,14 @@ class RandomItems(EntryPoints):
     count: int = 10_000
     seed: int = 0
 
-    def index(self, task: SearchTask, vectors: NDArray[np.float32]) -> None:
+    def index(self, corpus: Corpus) -> None:
         """See `EntryPoints.index`."""
-        order = np.random.default_rng(self.seed).permutation(len(vectors))
+        order = np.random.default_rng(self.seed).permutation(corpus.live)
         self._items = np.sort(order[: self.count])
 
-    def of(self, query_rows: Rows) -> Rows:
+    def of(self, queries: Sequence[Query]) -> Rows:
         """See `EntryPoints.of`."""
-        return np.tile(self._items, (len(query_rows), 1))
+        return np.tile(self._items, (len(queries), 1))
 
 
 @dataclass
@@ -69,13 +72,13 @@ class Retrieved(EntryPoints):
     first_stage: FirstStage
     count: int = 100
 
-    def index(self, task: SearchTask, vectors: NDArray[np.float32]) -> None:
+    def index(self, corpus: Corpus) -> None:
         """See `EntryPoints.index`."""
-        self.first_stage.index(task.collection)
+        self.first_stage.index(corpus)
 
-    def of(self, query_rows: Rows) -> Rows:
+    def of(self, queries: Sequence[Query]) -> Rows:
         """See `EntryPoints.of`."""
-        return self.first_stage.search(query_rows, min(self.count, self.first_stage.num_items))[0]
+        return self.first_stage.search(queries, min(self.count, len(self.first_stage.corpus)))[0]
 
 
 class GraphSearch(Searcher):
@@ -83,10 +86,14 @@ class GraphSearch(Searcher):
 
     A walk ends after ``rounds``, where no unscored neighbour is left, where the budget is spent, or (``stop_early``)
     after a round that changes nothing among the best k. All queries of a batch walk together; a query's walk does not
-    depend on the others.
+    depend on the others. A walk that scores fewer than k items has fewer results.
+
+    The graph is held (4 bytes an item for each neighbour, memory-mapped where it has a folder), and one byte an item
+    for each query of a batch. A new item may be anybody's neighbour: growing builds the graph anew.
 
     Args:
-        vectors: the dual encoder whose item vectors make the graph; None: the similarity's own item vectors.
+        vectors: the dual encoder whose item vectors make the graph; None: the similarity's own item vectors, or the
+            corpus's embedder.
         entry_points: where walks begin; None: 10,000 random items.
         graph: how the graph is built.
         breadth: n, the items whose neighbours are scored next.
@@ -100,6 +107,7 @@ class GraphSearch(Searcher):
     """
 
     needs_pairs = True
+    spends_budget: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -115,7 +123,7 @@ class GraphSearch(Searcher):
         query_batch: int = 32,
     ) -> None:
         super().__init__()
-        for name, value in (("breadth", breadth), ("rounds", rounds), ("query_batch", query_batch)):
+        for name, value in (("breadth", breadth), ("rounds", rounds)):
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
         if offered is not None and offered < 1:
@@ -128,8 +136,8 @@ class GraphSearch(Searcher):
         self.best_first = best_first
         self.offered = offered
         self.stop_early = stop_early
-        self.most = budget
-        self.query_batch = query_batch
+        self.budget = budget
+        self.query_batch = check_batch(query_batch)
 
     @classmethod
     def tiny(cls, stage: Any, budget: int) -> Self:
@@ -139,59 +147,41 @@ class GraphSearch(Searcher):
     def prepare(self, watch: Stopwatch) -> None:
         """Builds or opens the graph, and finds the entry points."""
         with watch.step("item vectors"):
-            vectors = own_vectors(self.task, self.vectors)
+            vectors = own_vectors(self.corpus, self.vectors)
         with watch.step("neighbour graph"):
-            self._neighbors = build_graph(vectors, self.graph)
+            self._neighbors = neighbors_of(vectors, self.graph)
         with watch.step("entry points"):
-            self.entry_points.index(self.task, vectors)
+            self.entry_points.index(self.corpus)
 
-    def search(self, query_rows: Rows, k: int) -> Ranking:
-        """See `Searcher.search`.
-
-        Raises:
-            ValueError: k is larger than the item set; or a walk scored fewer than k items.
-        """
-        num_items = len(self.task.collection.items)
-        check_budget(min(self.most or num_items, num_items), k, num_items)
-        watch = Stopwatch()
-        starts = range(0, len(query_rows), self.query_batch)
-        parts = [self._walk(query_rows[start : start + self.query_batch], k, watch) for start in starts]
-        if not parts:
-            empty = np.empty((0, k), dtype=np.int64)
-            return Ranking(empty, empty.astype(np.float32), np.empty(0, dtype=np.int64), dict(watch.seconds))
-        items, scores, calls = (np.concatenate(column) for column in zip(*parts, strict=True))
-        return Ranking(items, scores, calls, dict(watch.seconds))
-
-    def _walk(self, query_rows: Rows, k: int, watch: Stopwatch) -> tuple[Rows, Scores, NDArray[np.int64]]:
-        size, num_items = len(query_rows), len(self.task.collection.items)
-        seen = np.zeros((size, num_items), dtype=bool)
+    def find(self, scorer: Scorer, queries: Sequence[Query], k: int, watch: Stopwatch) -> Ranking:
+        """See `Searcher.find`."""
+        size = len(queries)
+        seen = np.zeros((size, len(self.corpus)), dtype=bool)
+        if self.corpus.gone is not None:
+            seen |= self.corpus.gone  # a walk passes them by
+        left = np.full(size, len(self.corpus) if self.budget is None else self.budget)
         results = waiting = np.full((size, k), WORST)  # what waits is scored and not expanded yet
         with watch.step("entry points"):
-            fresh = self._unseen(seen, self.entry_points.of(query_rows))
+            fresh = self._unseen(seen, left, self.entry_points.of(queries))
         for number in range(self.rounds):
-            left = self.rounds - number
+            more = self.rounds - number
             if number:
                 with watch.step("neighbours"):
                     expanded, waiting = waiting[:, : self.breadth], waiting[:, self.breadth :]
-                    fresh = self._unseen(seen, self._near(_items(expanded)))
+                    fresh = self._unseen(seen, left, self._near(_items(expanded)))
             if not (fresh >= 0).any():
                 break
             with watch.step("scoring"):
-                found = self.task.scorer.score_lists(query_rows, fresh)
+                found = scorer.lists(fresh)
             with watch.step("results"):
-                before, scored = results, _best(_keys(fresh, found), max(k, self.breadth * left))
+                before, scored = results, _best(_keys(fresh, found), max(k, self.breadth * more))
                 results = _best(np.hstack([results, scored[:, : self.offered]]), k)
                 # Of what waits, no more than this can be expanded in the rounds that are left.
-                waiting = _best(np.hstack([waiting, scored]), self.breadth * left) if self.best_first else scored
+                waiting = _best(np.hstack([waiting, scored]), self.breadth * more) if self.best_first else scored
                 if self.stop_early:
                     waiting = np.where((results == before).all(axis=1)[:, None], WORST, waiting)
-        short = np.flatnonzero(results[:, k - 1] == WORST)
-        if short.size:
-            raise ValueError(
-                f"the walk of query {self.task.collection.queries[query_rows[short[0]]].id!r} scored fewer than "
-                f"k = {k} items: give it more entry points, rounds or breadth"
-            )
-        return _items(results), _scores(results), seen.sum(axis=1)
+        rows, scores = _items(results), np.where(results == WORST, np.float32(-np.inf), _scores(results))
+        return Ranking(*padded(rows, scores, k), scorer.calls.copy(), query_bytes=scorer.representation_bytes)
 
     def _near(self, items: Rows) -> Rows:
         """(B, m degree) the neighbours of (B, m) items; -1 for those of no item."""
@@ -199,36 +189,22 @@ class GraphSearch(Searcher):
         near[items == NOTHING] = NOTHING
         return near.reshape(len(items), -1)
 
-    def _unseen(self, seen: NDArray[np.bool_], items: Rows) -> Rows:
-        """(B, m) the items (B, any) not seen yet, each once, ascending, -1 behind; they are seen from now on."""
+    def _unseen(self, seen: NDArray[np.bool_], left: Rows, items: Rows) -> Rows:
+        """(B, m) the items (B, any) not seen yet, each once, ascending, -1 behind; they are seen from now on.
+
+        At most ``left`` (B,) of each query's budget, which they are taken from.
+        """
         items = np.sort(items, axis=1)
         rows = np.arange(len(items))[:, None]
         new = (items >= 0) & ~seen[rows, items.clip(0)]
         new[:, 1:] &= items[:, 1:] != items[:, :-1]
-        if self.most is not None:
-            new &= new.cumsum(axis=1) <= self.most - seen.sum(axis=1)[:, None]
+        new &= new.cumsum(axis=1) <= left[:, None]
         counts = new.sum(axis=1)
+        left -= counts
         seen[np.repeat(rows[:, 0], counts), items[new]] = True
         fresh = np.full((len(items), max(int(counts.max(initial=0)), 1)), NOTHING, dtype=np.int64)
         fresh[np.arange(fresh.shape[1]) < counts[:, None]] = items[new]
         return fresh
-
-
-def own_vectors(task: SearchTask, dual_encoder: Dense | None) -> NDArray[np.float32]:
-    """(N, d) item vectors: a dual encoder's, or those that the similarity has itself.
-
-    Raises:
-        TypeError: it has none.
-    """
-    if dual_encoder is not None:
-        dual_encoder.index(task.collection)
-        return dual_encoder.items
-    represented = task.scorer.represented
-    vector = None if represented is None else represented.items.get("vector")
-    if not isinstance(vector, Tensor):
-        raise TypeError("this similarity has no item vectors of its own: name a dual encoder (vectors)")
-    found: NDArray[np.float32] = vector.float().cpu().numpy()
-    return found
 
 
 def _keys(items: Rows, scores: Scores) -> Keys:

@@ -6,13 +6,13 @@ import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-import faiss
 import numpy as np
 from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 
+from simzoo.core.extras import extra
 from simzoo.core.files import replacing
 from simzoo.core.progress import progress
 from simzoo.core.records import DataError
@@ -130,13 +130,14 @@ def _build_on_disk(vectors: NDArray[np.float32], config: GraphConfig, folder: Pa
     return load_graph(folder, len(vectors))
 
 
-def _search(vectors: NDArray[np.float32], metric: Metric) -> faiss.Index:
+def _search(vectors: NDArray[np.float32], metric: Metric) -> Any:
+    faiss = extra("faiss", "cpu, gpu", "a neighbour graph")
     index = {"l2": faiss.IndexFlatL2, "inner_product": faiss.IndexFlatIP}[metric](vectors.shape[1])
     index.add(vectors)
     return index
 
 
-def _block(index: faiss.Index, vectors: NDArray[np.float32], start: int, degree: int) -> Neighbors:
+def _block(index: Any, vectors: NDArray[np.float32], start: int, degree: int) -> Neighbors:
     asked = vectors[start : start + BLOCK]
     _, found = index.search(asked, degree + 1)
     # An item with copies of itself need not come first in its own list, nor be in it.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from safetensors.numpy import save
 
 from simzoo.core.files import replacing
 from simzoo.core.progress import progress
-from simzoo.core.records import Collection, DataError
+from simzoo.core.records import Collection, DataError, Query
 from simzoo.retrieval.scorer import Scorer
 
 
@@ -77,7 +78,7 @@ class ScoreMatrix:
 
 
 def build_matrix(
-    scorer: Scorer,
+    scorer_of: Callable[[Sequence[Query]], Scorer],
     collection: Collection,
     query_rows: NDArray[np.int64],
     checkpoint: str,
@@ -88,7 +89,16 @@ def build_matrix(
     """Scores every query of ``query_rows`` with every item, in shards under ``folder``.
 
     Each shard is written under another name and then renamed, so that a run that is killed at any moment goes on where
-    it was and ends with the same bytes.
+    it was and ends with the same bytes. Queries are encoded when a shard of theirs is missing.
+
+    Args:
+        scorer_of: a judge's `scorer`: over these queries and all items.
+        collection: the queries and items.
+        query_rows: of the queries.
+        checkpoint: what makes the scores.
+        folder: of the shards.
+        query_block: queries a shard.
+        item_block: items a shard.
 
     Raises:
         DataError: ``folder`` holds shards of other data, another checkpoint or other blocks.
@@ -103,14 +113,14 @@ def build_matrix(
     _claim(folder, manifest)
     num_items = len(collection.items)
     blocks = [(q, i) for q in range(0, len(query_rows), query_block) for i in range(0, num_items, item_block)]
+    scorer, begun = None, -1  # over the queries from this place on
     for q, i in progress(blocks, f"scoring {len(query_rows):,} queries x {num_items:,} items"):
         path = folder / f"{q:06d}-{i:09d}.npy"
         if path.exists():
             continue
-        rows = query_rows[q : q + query_block]
-        columns = np.arange(i, min(i + item_block, num_items))
-        shard = scorer(np.repeat(rows, len(columns)), np.tile(columns, len(rows))).reshape(len(rows), len(columns))
-        scorer.forget(rows)
+        if scorer is None or begun != q:
+            scorer, begun = scorer_of([collection.queries[row] for row in query_rows[q : q + query_block]]), q
+        shard = scorer.score_items(np.arange(i, min(i + item_block, num_items)))
         with replacing(path) as file:
             np.save(file, shard)
     scores = np.empty((len(query_rows), num_items), dtype=np.float32)

@@ -10,7 +10,7 @@ matrix products are faster by a half than with the components first, run over co
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -18,9 +18,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from simzoo.core.reps import Reps
-from simzoo.retrieval.scorer import Rows, Scores
-from simzoo.retrieval.searcher import SearchTask, top_order
+from simzoo.core.records import Query
+from simzoo.core.reps import Reps, take
+from simzoo.retrieval.corpus import Corpus
+from simzoo.retrieval.judge import SimilarityJudge
+from simzoo.retrieval.topk import Rows, Scores, top_order
 
 LOGITS = 1 << 18  # logits at once: more of them do not fit a processor's cache
 PAIRS = 4096  # pairs whose gate is evaluated at once, for the same reason
@@ -36,6 +38,9 @@ class MixtureGate(Protocol):
 
     Its probabilities are not negative and sum to 1, so that no score exceeds the largest of its logits.
     """
+
+    num_logits: int
+    """P."""
 
     def probabilities(self, logits: Tensor, query: Tensor | None, item: Tensor | None) -> Tensor:
         """Probabilities (..., P) of logits (..., P) and the gate's two precomputed parts."""
@@ -69,12 +74,14 @@ class Block:
     Attributes:
         components: (b, P_Q, d), divided by the temperature, in single precision.
         gate: (b, P), the gate's query part; None without one.
-        rows: (b,) among all queries.
+        rows: (b,) among the queries of the batch.
+        raw: (b, P_Q, d), as they are represented.
     """
 
     components: Tensor
     gate: Tensor | None
     rows: Tensor
+    raw: Tensor
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -82,14 +89,16 @@ class Block:
     def take(self, places: Tensor) -> Block:
         """The queries at ``places``."""
         gate = None if self.gate is None else self.gate[places]
-        return Block(self.components[places], gate, self.rows[places])
+        return Block(self.components[places], gate, self.rows[places], self.raw[places])
 
 
 class MixtureIndex:
-    """Components and gate parts of all items, and the gate, in single and in double precision.
+    """Components and gate parts of all items that are there, and the gate, in single and in double precision.
+
+    The items are numbered without removed ones; `live` has their rows in the corpus.
 
     Args:
-        task: whose scorer was made from a mixture of logits (`Scorer.from_similarity`).
+        corpus: whose judge was made from a mixture of logits (`SimilarityJudge`).
         memory: bytes that a search may use besides the representations.
 
     Raises:
@@ -97,28 +106,29 @@ class MixtureIndex:
         ValueError: representations that are not finite; the items are named.
     """
 
-    def __init__(self, task: SearchTask, memory: int) -> None:
-        represented = task.scorer.represented
-        head: Any = None if represented is None else getattr(represented.similarity, "head", None)
-        if represented is None or not (hasattr(head, "gate") and hasattr(head, "temperature")):
-            kind = "a score matrix or function" if represented is None else type(represented.similarity).__name__
+    def __init__(self, corpus: Corpus, memory: int) -> None:
+        judge = corpus.judge
+        similarity: Any = judge.similarity if isinstance(judge, SimilarityJudge) else None
+        head: Any = getattr(similarity, "head", None)
+        if not isinstance(judge, SimilarityJudge) or not (hasattr(head, "gate") and hasattr(head, "temperature")):
+            kind = "a score matrix or function" if similarity is None else type(similarity).__name__
             raise TypeError(
                 f"{kind} is no mixture of logits: this search reads component vectors. Use Exact, which only scores"
             )
-        _check_representations("items", represented.items, task.collection.items)
-        _check_representations("queries", represented.queries, task.collection.queries)
-        device = getattr(represented.similarity, "device", "cpu")
-        self._queries, query_gate = _parts(represented.queries, device)
-        self.items, item_gate = _parts(represented.items, device)
+        self.live = corpus.live
+        reps = judge.items if corpus.gone is None else take(judge.items, torch.from_numpy(self.live))
+        _check_representations("items", reps, lambda row: corpus.items[self.live[row]].id)
+        device = getattr(similarity, "device", "cpu")
+        self.items, item_gate = _parts(reps, device)
         self.temperature: float = head.temperature
         self.num_items, self.item_components, self.width = self.items.shape
-        self.query_components = self._queries.shape[1]
-        self.num_logits = self.query_components * self.item_components
+        self.num_logits = head.gate.num_logits
+        self.query_components = self.num_logits // self.item_components
         order = torch.arange(self.num_logits, device=device).view(self.query_components, -1).T.flatten()
+        self._order, self._device = order, device
         self._gate: MixtureGate = head.gate.reordered(order)
         # The order of the results must not depend on how the pairs were batched, so the last word is in double.
         self._fine: MixtureGate = head.gate.reordered(order).double()
-        self._query_gate = None if query_gate is None else query_gate.float()[:, order]
         self._item_gate = None if item_gate is None else item_gate.float()[:, order]
         self._memory = memory
         self.highest = 1 / self.temperature
@@ -126,12 +136,18 @@ class MixtureIndex:
         self.rounding = (2 * self.num_logits + 8) * torch.finfo(torch.float32).eps * self.highest
         """What rounding can add to a sum of logits with probabilities for weights."""
 
-    def blocks(self, query_rows: Rows) -> Iterator[Block]:
-        """The queries in blocks."""
-        for rows in torch.split(torch.from_numpy(query_rows).to(self._queries.device), self.queries_at_once(SEGMENT)):
-            if len(rows):
-                components = self._queries[rows].float() / self.temperature
-                yield Block(components, None if self._query_gate is None else self._query_gate[rows], rows)
+    def blocks(self, queries: Reps, records: Sequence[Query]) -> Iterator[Block]:
+        """The queries' representations in blocks.
+
+        Raises:
+            ValueError: some are not finite; the queries are named.
+        """
+        _check_representations("queries", queries, lambda row: records[row].id)
+        raw, gate = _parts(queries, self._device)
+        gate = None if gate is None else gate.float()[:, self._order]
+        for rows in torch.split(torch.arange(len(raw), device=raw.device), self.queries_at_once(SEGMENT)):
+            some = raw[rows]
+            yield Block(some.float() / self.temperature, None if gate is None else gate[rows], rows, some)
 
     def queries_at_once(self, held: int) -> int:
         """Queries of which so many scores take no more than half of the memory."""
@@ -201,7 +217,7 @@ class MixtureIndex:
         self, block: Block, rows: Tensor, dtype: torch.dtype = torch.float32
     ) -> Iterator[tuple[Tensor, Tensor | None, Tensor | None]]:
         """Logits (b, m', P), and the gate's two parts, of each query with m items of its own, a few at once."""
-        queries = self._queries[block.rows].to(dtype).transpose(1, 2) / self.temperature
+        queries = block.raw.to(dtype).transpose(1, 2) / self.temperature
         query_gate = None if block.gate is None else block.gate[:, None].to(dtype)
         bytes_each = len(block) * self.item_components * self.width * dtype.itemsize
         for some in torch.split(rows, max(1, GATHERED // bytes_each), dim=1):
@@ -332,7 +348,7 @@ def _parts(reps: Reps, device: Any) -> tuple[Tensor, Tensor | None]:
     return components.to(device), None if gate is None else gate.to(device)
 
 
-def _check_representations(kind: str, reps: Reps, records: Sequence[Any]) -> None:
+def _check_representations(kind: str, reps: Reps, name: Callable[[int], str]) -> None:
     bad: list[int] = []
     for part in reps.values():
         assert isinstance(part, Tensor)
@@ -340,7 +356,7 @@ def _check_representations(kind: str, reps: Reps, records: Sequence[Any]) -> Non
             bad += ((~chunk.isfinite().flatten(1).all(dim=1)).nonzero()[:, 0] + start).tolist()
     rows = sorted(set(bad))
     if rows:
-        names = ", ".join(records[row].id for row in rows[:5])
+        names = ", ".join(name(row) for row in rows[:5])
         raise ValueError(
             f"{len(rows)} {kind} have representations that are not finite: {names}{', ...' * (len(rows) > 5)}; "
             "look at their texts, or at the checkpoint"

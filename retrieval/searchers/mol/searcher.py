@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -13,9 +13,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from simzoo.retrieval.scorer import Rows, Scores
-from simzoo.retrieval.searcher import Ranking, Searcher, Stopwatch, check_budget
-from simzoo.retrieval.searchers.mol.index import Block, MixtureIndex, check_finite, kth_largest, reaching
+from simzoo.core.records import Query
+from simzoo.retrieval.scorer import Scorer
+from simzoo.retrieval.searcher import Ranking, Searcher, Stopwatch
+from simzoo.retrieval.searchers.mol.index import QUERIES, Block, MixtureIndex, check_finite, kth_largest, reaching
+from simzoo.retrieval.topk import Rows, Scores, padded
 
 TOLERANCE = 1e-5  # of a logit's range: how far single precision is taken to be off at first
 
@@ -30,16 +32,27 @@ class BoundedRanking(Ranking):
 
     bounds: Scores = field(kw_only=True)
 
+    @classmethod
+    def _more(cls, parts: Sequence[Ranking]) -> dict[str, Any]:
+        return {"bounds": np.concatenate([part.bounds for part in parts if isinstance(part, BoundedRanking)])}
+
+    @classmethod
+    def nothing(cls, queries: int, k: int) -> Self:
+        """See `Ranking.nothing`."""
+        found = Ranking.nothing(queries, k)
+        return cls(found.items, found.scores, found.calls, bounds=np.full(queries, -np.inf, dtype=np.float32))
+
     @property
     def certified(self) -> NDArray[np.bool_]:
-        """(B,) bool: every item left out scores below the last result, so the ranking is exact."""
-        certain: NDArray[np.bool_] = self.bounds < self.scores[:, -1]
+        """(B,) bool: every item left out scores below the last result, or none is, so the ranking is exact."""
+        certain: NDArray[np.bool_] = (self.bounds < self.scores[:, -1]) | np.isneginf(self.bounds)
         return certain
 
     @property
     def gaps(self) -> Scores:
         """(B,) at most by how much an item left out exceeds the last result (RAILS Theorems 2 and 3)."""
-        gaps: Scores = np.maximum(self.bounds - self.scores[:, -1], 0)
+        last = np.where(np.isneginf(self.bounds), 0, self.scores[:, -1])
+        gaps: Scores = np.maximum(np.where(np.isneginf(self.bounds), 0, self.bounds - last), 0)
         return gaps
 
     def noted(self, num_items: int) -> Self:
@@ -110,11 +123,16 @@ def joined(parts: Sequence[tuple[Tensor, Found]]) -> Found:
 class MixtureSearcher(Searcher):
     """What the methods share: blocks of queries, and results whose order does not depend on rounding.
 
+    A search reads the components of all items once a block of queries, and holds ``memory`` besides them; the gate's
+    item parts are held a second time, in another order. Growing prepares everything anew.
+
     Args:
         memory: MiB that a search may use besides the representations.
     """
 
     needs_representations: ClassVar[bool] = True
+    ranking: ClassVar[type[Ranking]] = BoundedRanking
+    query_batch = QUERIES
 
     def __init__(self, memory: int = 64) -> None:
         super().__init__()
@@ -123,37 +141,32 @@ class MixtureSearcher(Searcher):
         self.memory = memory
 
     @abstractmethod
-    def find(self, block: Block, k: int, tolerance: float) -> Found:
+    def look(self, block: Block, k: int, tolerance: float) -> Found:
         """Scores at least k items for each query; ``tolerance`` is how far a score in single precision may be off."""
 
     def prepare(self, watch: Stopwatch) -> None:
         """Checks the representations, and takes them to the similarity's device."""
         with watch.step("components"):
-            self._index = MixtureIndex(self.task, self.memory << 20)
-
-    def check(self, k: int) -> None:
-        """Refuses a k that cannot be had."""
-        num_items = len(self.task.collection.items)
-        if k > num_items:
-            raise ValueError(f"k = {k} is larger than the item set of {num_items}")
-        check_budget(num_items, k, num_items)
+            self._index = MixtureIndex(self.corpus, self.memory << 20)
 
     @torch.inference_mode()
-    def search(self, query_rows: Rows, k: int) -> BoundedRanking:
-        """See `Searcher.search`."""
-        self.check(k)
-        watch = Stopwatch()
-        parts = [(np.empty((0, k), int), np.empty((0, k), np.float32), np.empty(0, int), np.empty(0, np.float32))]
+    def find(self, scorer: Scorer, queries: Sequence[Query], k: int, watch: Stopwatch) -> BoundedRanking:
+        """See `Searcher.find`."""
+        assert scorer.queries is not None
+        index = self._index
         with watch.step("scoring"):
-            parts += [self._exactly(block, k) for block in self._index.blocks(query_rows)]
-        items, scores, calls, bounds = (np.concatenate(column) for column in zip(*parts, strict=True))
-        return BoundedRanking(items, scores, calls, dict(watch.seconds), bounds=bounds).noted(self._index.num_items)
+            blocks = index.blocks(scorer.queries, queries)
+            parts = [self._exactly(block, min(k, index.num_items)) for block in blocks]
+        rows, scores, calls, bounds = (np.concatenate(column) for column in zip(*parts, strict=True))
+        items, scores = padded(index.live[rows], scores, k)
+        found = BoundedRanking(items, scores, calls, query_bytes=scorer.representation_bytes, bounds=bounds)
+        return found.noted(index.num_items)
 
     def _exactly(self, block: Block, k: int) -> tuple[Rows, Scores, Rows, Scores]:
         """Items, scores, calls, bounds, with a tolerance that covers the errors seen: a sharp gate makes them worse."""
         tolerance = TOLERANCE * self._index.highest
         while True:
-            found = self.find(block, k, tolerance)
+            found = self.look(block, k, tolerance)
             rows, exact, error = self._index.settle(block, found.rows, found.scores, k, tolerance)
             if error <= tolerance:
                 return rows, exact, found.calls.cpu().numpy(), found.bounds.float().cpu().numpy()

@@ -1,6 +1,6 @@
 """Top-k search with Mixture-of-Logits: exact by brute force and by bounds, and the heuristics (RAILS §3).
 
-They read the representations that the scorer was made from; the results of all of them are exact scores, and their
+They read the representations that the judge was made from; the results of all of them are exact scores, and their
 calls are the pairs whose gate was evaluated.
 """
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from simzoo.retrieval.first_stages.vector_index import IndexKind
-from simzoo.retrieval.searcher import Stopwatch, check_budget
+from simzoo.retrieval.searcher import Stopwatch
 from simzoo.retrieval.searchers.mol.candidates import ByComponent, ByGate, ByMean
 from simzoo.retrieval.searchers.mol.index import SEGMENT, Block, MixtureIndex
 from simzoo.retrieval.searchers.mol.searcher import Best, Found, MixtureSearcher, joined
@@ -32,8 +32,8 @@ class BruteForce(MixtureSearcher):
         """See `Searcher.tiny`; the budget is all items."""
         return cls()
 
-    def find(self, block: Block, k: int, tolerance: float) -> Found:
-        """See `MixtureSearcher.find`."""
+    def look(self, block: Block, k: int, tolerance: float) -> Found:
+        """See `MixtureSearcher.look`."""
         return _everything(self._index, block, Best(block, k, tolerance), first=0)
 
 
@@ -81,8 +81,8 @@ class ExactMoL(MixtureSearcher):
         with watch.step("mean components"):
             self._by_mean = ByMean(self._index)
 
-    def find(self, block: Block, k: int, tolerance: float) -> Found:
-        """See `MixtureSearcher.find`."""
+    def look(self, block: Block, k: int, tolerance: float) -> Found:
+        """See `MixtureSearcher.look`."""
         index = self._index
         sample = min(SAMPLE, -(-index.num_items // 16))
         scores = torch.empty(len(block), sample, device=block.rows.device)
@@ -143,7 +143,7 @@ class TopKPerEmbd(MixtureSearcher):
 
     def __init__(self, per_embedding: int = 50, memory: int = 64, ann: IndexKind | None = None) -> None:
         super().__init__(memory)
-        self.per_embedding = per_embedding
+        self.per_embedding = at_least_one("per_embedding", per_embedding)
         self.ann = ann
 
     @classmethod
@@ -151,20 +151,15 @@ class TopKPerEmbd(MixtureSearcher):
         """See `Searcher.tiny`."""
         return cls(budget)
 
-    def check(self, k: int) -> None:
-        """See `MixtureSearcher.check`."""
-        super().check(k)
-        check_budget(self.per_embedding, 1, len(self.task.collection.items))
-
     def prepare(self, watch: Stopwatch) -> None:
         """Also builds the vector indices, if any."""
         super().prepare(watch)
         with watch.step("vector indices"):
             self._by_component = ByComponent(self._index, self.ann)
 
-    def find(self, block: Block, k: int, tolerance: float) -> Found:
-        """See `MixtureSearcher.find`."""
-        return self._scored(block, *self._by_component.at_least(block, self.per_embedding, k))
+    def look(self, block: Block, k: int, tolerance: float) -> Found:
+        """See `MixtureSearcher.look`."""
+        return self._scored(block, *self._by_component.at_least(block, self.affordable(self.per_embedding), k))
 
 
 class TopKAvg(MixtureSearcher):
@@ -178,7 +173,7 @@ class TopKAvg(MixtureSearcher):
 
     def __init__(self, average: int = 500, memory: int = 64, ann: IndexKind | None = None) -> None:
         super().__init__(memory)
-        self.average = average
+        self.average = at_least_one("average", average)
         self.ann = ann
 
     @classmethod
@@ -187,9 +182,9 @@ class TopKAvg(MixtureSearcher):
         return cls(budget)
 
     def check(self, k: int) -> None:
-        """See `MixtureSearcher.check`."""
+        """See `Searcher.check`: no more than ``average``."""
         super().check(k)
-        check_budget(self.average, k, len(self.task.collection.items))
+        check_average(self.average, k)
 
     def prepare(self, watch: Stopwatch) -> None:
         """Also averages each item's components, and indexes them if so wished."""
@@ -197,9 +192,10 @@ class TopKAvg(MixtureSearcher):
         with watch.step("mean components"):
             self._by_mean = ByMean(self._index, self.ann)
 
-    def find(self, block: Block, k: int, tolerance: float) -> Found:
-        """See `MixtureSearcher.find`."""
-        return self._scored(block, list(self._by_mean(block, self.average)), self._no_bound(block, self.average))
+    def look(self, block: Block, k: int, tolerance: float) -> Found:
+        """See `MixtureSearcher.look`."""
+        average = self.affordable(self.average)
+        return self._scored(block, list(self._by_mean(block, average)), self._no_bound(block, average))
 
 
 class TopKGate(MixtureSearcher):
@@ -216,7 +212,7 @@ class TopKGate(MixtureSearcher):
 
     def __init__(self, seeds: int = SEEDS, average: int = AVERAGE, memory: int = 64) -> None:
         super().__init__(memory)
-        self.seeds, self.average = seeds, average
+        self.seeds, self.average = at_least_one("seeds", seeds), at_least_one("average", average)
 
     @classmethod
     def tiny(cls, stage: Any, budget: int) -> Self:
@@ -224,11 +220,9 @@ class TopKGate(MixtureSearcher):
         return cls(1, budget)
 
     def check(self, k: int) -> None:
-        """See `MixtureSearcher.check`."""
+        """See `Searcher.check`: no more than ``average``."""
         super().check(k)
-        num_items = len(self.task.collection.items)
-        check_budget(self.seeds, 1, num_items)
-        check_budget(self.average, k, num_items)
+        check_average(self.average, k)
 
     def prepare(self, watch: Stopwatch) -> None:
         """Also averages each item's components."""
@@ -236,8 +230,8 @@ class TopKGate(MixtureSearcher):
         with watch.step("mean components"):
             self._by_gate = ByGate(self._index)
 
-    def find(self, block: Block, k: int, tolerance: float) -> Found:
-        """See `MixtureSearcher.find`."""
+    def look(self, block: Block, k: int, tolerance: float) -> Found:
+        """See `MixtureSearcher.look`."""
         rows, scores = self._by_gate(block, self.seeds, self.average)
         calls = torch.full_like(block.rows, rows.shape[1])
         return Found(rows, scores, self._no_bound(block, rows.shape[1]), calls)
@@ -257,8 +251,8 @@ class CombTopK(MixtureSearcher):
         self, per_embedding: int = 5, average: int = 200, memory: int = 64, ann: IndexKind | None = None
     ) -> None:
         super().__init__(memory)
-        self.per_embedding = per_embedding
-        self.average = average
+        self.per_embedding = at_least_one("per_embedding", per_embedding)
+        self.average = at_least_one("average", average)
         self.ann = ann
 
     @classmethod
@@ -267,11 +261,9 @@ class CombTopK(MixtureSearcher):
         return cls(budget, budget)
 
     def check(self, k: int) -> None:
-        """See `MixtureSearcher.check`."""
+        """See `Searcher.check`: no more than ``average``."""
         super().check(k)
-        num_items = len(self.task.collection.items)
-        check_budget(self.per_embedding, 1, num_items)
-        check_budget(self.average, k, num_items)
+        check_average(self.average, k)
 
     def prepare(self, watch: Stopwatch) -> None:
         """Also averages each item's components, and builds the vector indices, if any."""
@@ -281,10 +273,23 @@ class CombTopK(MixtureSearcher):
         with watch.step("vector indices"):
             self._by_component = ByComponent(self._index, self.ann)
 
-    def find(self, block: Block, k: int, tolerance: float) -> Found:
-        """See `MixtureSearcher.find`."""
-        one, bounds = self._by_component(block, self.per_embedding)
-        other = self._by_mean(block, self.average)
+    def look(self, block: Block, k: int, tolerance: float) -> Found:
+        """See `MixtureSearcher.look`."""
+        one, bounds = self._by_component(block, self.affordable(self.per_embedding))
+        other = self._by_mean(block, self.affordable(self.average))
         rows = [torch.unique(torch.cat(pair)) for pair in zip(one, other, strict=True)]
         everything = torch.tensor([len(some) == self._index.num_items for some in rows], device=bounds.device)
         return self._scored(block, rows, bounds.masked_fill(everything, -torch.inf))
+
+
+def at_least_one(name: str, value: int) -> int:
+    """Refuses a number of items below 1."""
+    if value < 1:
+        raise ValueError(f"{name} is a number of items, at least 1; got {value}")
+    return value
+
+
+def check_average(average: int, k: int) -> None:
+    """Refuses more results than the items of the largest mean logits."""
+    if k > average:
+        raise ValueError(f"k = {k} results need a budget of at least {k} scored items, got {average}")

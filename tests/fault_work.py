@@ -1,0 +1,192 @@
+"""Long work in small, for the tests that kill it: each function does one kind in a folder, and goes on where it was.
+
+What it leaves at last is in ``folder / "done"``, made only when all is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub.constants
+import numpy as np
+import torch
+from lightning import Callback, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from safetensors.torch import save_file
+
+from simzoo.core.hub import file_sha256
+from simzoo.core.records import Item
+from simzoo.core.reps import Ragged, Reps
+from simzoo.models.cross_encoder import CrossEncoder
+from simzoo.models.durable import Durable, resolve
+from simzoo.models.formats import load, save
+from simzoo.models.training import Optimization
+from simzoo.retrieval import teaching
+from simzoo.retrieval.first_stages.first_stage import BM25
+from simzoo.retrieval.hub import commands
+from simzoo.retrieval.scorer import Scorer
+from simzoo.retrieval.storage import graph
+from simzoo.retrieval.storage.representations import RepresentationStore
+from simzoo.retrieval.storage.score_matrix import build_matrix
+from simzoo.train import Release, main
+from tests.test_recipes import ROOT, arguments
+from tests.test_training import trainer as make_trainer
+from tests.toy import Toy, toy_collection
+
+BLOCK = 8
+PAUSE = 0.01  # seconds of a block: makes room for a kill
+ITEMS = [Item(str(row), "boat") for row in range(200)]
+
+
+def train(name: str) -> None:
+    """Two epochs of twelve steps, kept every second, with the best weights released."""
+    folder = Path(name)
+    model = CrossEncoder.tiny()
+    model.optimization = Optimization(lr=1e-3)
+    kept = folder / "checkpoints"
+    best = ModelCheckpoint(kept, "best", "val/mrr", mode="max", enable_version_counter=False)
+    steps = ModelCheckpoint(kept, "resume", every_n_train_steps=2, enable_version_counter=False)
+    with Durable() as durable:
+        fit = make_trainer(folder, best, steps, Release(folder / "release"), durable)
+        fit.fit(model, datamodule=Toy(batch_size=4, negatives=3), ckpt_path=resolve(fit, "last"))
+    # Weights of the last step are those of the trainer's last state: the release took the best ones into the model.
+    validated = torch.load(kept / "best.ckpt", weights_only=True)["global_step"]
+    last = torch.load(kept / "resume.ckpt", weights_only=True)
+    folder.joinpath("done").mkdir(exist_ok=True)
+    save_file(last["state_dict"], folder / "done" / "last.safetensors")
+    save_file(load(folder / "release").trained_state(), folder / "done" / "released.safetensors")
+    (folder / "done" / "steps.json").write_text(json.dumps([validated, last["global_step"]]))
+
+
+def store(name: str) -> None:
+    """Representations of 200 items in blocks of 8."""
+
+    def encode(blocks: Sequence[Sequence[Item]]) -> Iterator[Reps]:
+        for block in blocks:
+            time.sleep(PAUSE)
+            numbers = torch.tensor([float(item.id) + 1 for item in block])
+            yield {"vector": numbers[:, None].repeat(1, 64), "ids": Ragged.of([[int(n)] * 3 for n in numbers])}
+
+    reps = RepresentationStore(Path(name) / "store", ITEMS, "m", block=BLOCK).build(encode, "encoding")
+    ids = reps["ids"]
+    assert isinstance(reps["vector"], torch.Tensor) and isinstance(ids, Ragged)
+    _done(Path(name), vector=reps["vector"].numpy(), ids=ids.values.numpy(), offsets=ids.offsets.numpy())
+
+
+def neighbours(name: str) -> None:
+    """A graph over 200 items in blocks of 8."""
+    graph.BLOCK = BLOCK
+    slow, search = graph._block, graph._block
+
+    def pausing(*arguments: object) -> graph.Neighbors:
+        time.sleep(PAUSE)
+        return search(*arguments)  # type: ignore[arg-type]
+
+    graph._block = pausing
+    vectors = np.random.default_rng(0).normal(size=(len(ITEMS), 6)).astype(np.float32)
+    try:
+        found = graph.build_graph(vectors, graph.GraphConfig(5, folder=Path(name) / "graph"))
+    finally:
+        graph._block = slow
+    _done(Path(name), neighbours=np.asarray(found))
+
+
+def matrix(name: str) -> None:
+    """Exact scores of 24 queries with 40 items in shards of two queries."""
+    collection, truth = toy_collection(), np.random.default_rng(1).normal(size=(24, 40)).astype(np.float32)
+
+    def score(queries: np.ndarray, items: np.ndarray) -> np.ndarray:
+        time.sleep(PAUSE)
+        return truth[queries, items]
+
+    scorer, rows = Scorer(score, 24, 40), np.arange(24)
+    made = build_matrix(scorer, collection, rows, "m", Path(name) / "shards", query_block=2, item_block=20)
+    made.save(Path(name) / "matrix.safetensors")
+    _done(Path(name), scores=made.scores)
+
+
+def teach(name: str) -> None:
+    """A teacher's records of 24 queries, two a file."""
+    teaching.BLOCK = 2
+    torch.manual_seed(0)
+    teacher = CrossEncoder.tiny().eval()
+    paths = teaching.write_lessons(teacher, toy_collection(), BM25(), Path(name) / "lessons", 5, 3, 0)
+    _done(Path(name), **{path.stem: np.frombuffer(path.read_bytes(), np.uint8) for path in paths})
+
+
+def pull(name: str) -> None:
+    """A checkpoint from the loopback Hub into a cache, and a copy of it."""
+    huggingface_hub.constants.HF_HUB_CACHE = str(Path(name) / "cache")
+    place = commands.pull("org/tiny-ce", Path(name) / "copy")
+    load(place)
+    files = [path for path in sorted(place.rglob("*")) if path.is_file() and not path.name.startswith(".")]
+    _done(Path(name), **{path.name: np.frombuffer(file_sha256(path).encode(), np.uint8) for path in files})
+
+
+def release(name: str) -> None:
+    """A model, saved over an older release of other weights, many times."""
+    folder = Path(name)
+    for seed in (*range(1, 10), 0):
+        torch.manual_seed(seed)
+        save(CrossEncoder.tiny(), folder / "release")
+    _done(folder, **{key: value.numpy() for key, value in load(folder / "release").trained_state().items()})
+
+
+def signalled(name: str, when: str, number: str, how_often: str) -> None:
+    """A training that sends itself a signal: at a step, as it starts, or as it validates; or SLURM's two."""
+    if number == "requeue":
+        _under_slurm(Path(name))
+
+    class Send(Callback):
+        def send(self, place: str) -> None:
+            if place == when:
+                signals = [signal.SIGUSR1, signal.SIGTERM] if number == "requeue" else [int(number)] * int(how_often)
+                for one in signals:
+                    os.kill(os.getpid(), one)
+
+        def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
+            self.send("start")
+
+        def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+            self.send(str(trainer.global_step))
+
+        def on_validation_start(self, trainer: Trainer, pl_module: Any) -> None:
+            self.send("validation")
+
+    with Durable(["python", "train.py", "fit", "--ckpt_path", "old", "--config=a b.yaml"]) as durable:
+        keep = ModelCheckpoint(Path(name), "resume", every_n_train_steps=5, enable_version_counter=False)
+        fit = make_trainer(Path(name), Send(), keep, durable)
+        fit.fit(CrossEncoder.tiny(), datamodule=Toy(batch_size=4, negatives=3))
+    print("the end")
+
+
+def _under_slurm(folder: Path) -> None:
+    """What Lightning looks for, and a scontrol that writes its words down."""
+    tasks = {"SLURM_NTASKS": "1", "SLURM_JOB_NAME": "training", "SLURM_JOB_ID": "7", "SLURM_PROCID": "0"}
+    os.environ |= {**tasks, "SLURM_LOCALID": "0", "SLURM_NODEID": "0", "PATH": f"{folder}:{os.environ['PATH']}"}
+    control = folder / "scontrol"
+    control.write_text(f'#!/bin/sh\necho "$@" >> {folder}/scontrol.log\n')
+    control.chmod(0o755)
+
+
+def fit(name: str, epochs: str, *options: str) -> None:
+    """The command line of train.py on a small recipe, kept every step."""
+    recipe = ROOT / "configs" / "ml-100k" / "sasrec.yaml"
+    text = re.sub("every_n_train_steps: .*", "every_n_train_steps: 1", recipe.read_text())
+    args = [*arguments(recipe, Path(name), text), f"--trainer.max_epochs={epochs}", *options]
+    sys.orig_argv[:] = ["python", "train.py", *args]
+    main(args)
+
+
+def _done(folder: Path, **arrays: np.ndarray) -> None:
+    folder.joinpath("done").mkdir(exist_ok=True)
+    for name, array in arrays.items():
+        np.save(folder / "done" / f"{name}.npy", array)

@@ -1,0 +1,57 @@
+"""One process that has imported everything and forks, one Hub, one seed for all tests that kill."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.forks import SEED, Forks
+from tests.hub_client import checkpoint, environment  # noqa: F401  the former is a fixture
+from tests.loopback_hub import running
+
+
+def pytest_report_header() -> str:
+    """How to repeat what is random."""
+    return f"kills: at random; SIMZOO_SEED={SEED} repeats them"
+
+
+@pytest.fixture(scope="session")
+def forks(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:  # noqa: F811
+    """For the Hub's client the loopback Hub is the only one; it has one checkpoint."""
+    files = {path.relative_to(checkpoint).as_posix(): path.read_bytes() for path in checkpoint.rglob("*.*")}
+    with running() as hub:
+        hub.add("org/tiny-ce", files)
+        settings = environment(hub, tmp_path_factory.mktemp("home"))
+        hidden = {"HF_HUB_OFFLINE": "0"}
+        found = Forks("tests.fault_work", **{**settings, **hidden})
+        yield found
+        found.close()
+
+
+class SmallDisk:
+    """A file system in memory of so many bytes."""
+
+    def __init__(self, folder: Path, size: int) -> None:
+        self.folder = folder
+        folder.mkdir()
+        self._mount("-t", "tmpfs", "-o", f"size={size}", "tmpfs")
+
+    def grow(self) -> None:
+        """Makes room, as who reads the message would."""
+        self._mount("-o", "remount,size=256m")
+
+    def _mount(self, *words: str) -> None:
+        done = subprocess.run(["mount", *words, str(self.folder)], capture_output=True, text=True)
+        if done.returncode:
+            pytest.skip(f"needs the right to mount a tmpfs: {done.stderr.strip()}")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Callable[[int], SmallDisk]]:
+    """Makes one; it is gone behind the test."""
+    folder = tmp_path / "disk"
+    yield lambda size: SmallDisk(folder, size)
+    subprocess.run(["umount", "-l", str(folder)], capture_output=True)
