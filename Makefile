@@ -39,8 +39,8 @@ imports: $(INSTALLED) ## Check that imports run one way (import-linter)
 pytest: setup ## Run the tests in two processes; PYTEST_ARGS="-k name" passes arguments on
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal $(PYTEST_ARGS)
 
-fuzz: setup ## Harm files at random for about a minute and load them
-	SIMZOO_FUZZ=400 $(BIN)/python -m pytest -q tests/test_fuzz.py
+fuzz: setup ## Harm files at random for some minutes and load them
+	SIMZOO_FUZZ=400 $(BIN)/python -m pytest -q tests/test_fuzz.py tests/test_fuzz_readers.py
 
 # SIMZOO_SEED=n repeats a run: a test that fails names the seed.
 test-faults: setup ## Kill long work a hundred times, fill disks, write twice; at most 15 minutes

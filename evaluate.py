@@ -13,6 +13,7 @@ from importlib import import_module
 from pathlib import Path
 
 from simzoo.core.command_line import EPILOG, OneLine, prepared
+from simzoo.core.progress import quiet
 from simzoo.core.refusals import named_bases
 from simzoo.core.startup import importing
 
@@ -67,6 +68,7 @@ def main(args: list[str] | None = None) -> None:
         words = prepared(args)
         top = parser(words)
         parsed = top.parse_args(words)
+        quiet()  # it imports transformers, which refusals and help do without
     chosen = top.instantiate(parsed)
     options = dict(chosen[chosen.command])
     options.pop("config")

@@ -22,6 +22,8 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from simzoo.core.command_line import EPILOG, OneLine, prepared
+from simzoo.core.heartbeat import Heartbeat
+from simzoo.core.progress import quiet
 from simzoo.core.startup import importing
 from simzoo.datamodules.lists import RetrievalData
 from simzoo.models.checkpointing import on_disk, read
@@ -124,6 +126,7 @@ class CLI(LightningCLI):
 def main(args: list[str] | None = None, run: bool = True) -> CLI:
     """Runs the command line; ``run=False`` only parses and composes."""
     with Durable(command_of(args)) as durable:
+        quiet()
         return _cli(args, run, durable)
 
 
@@ -140,7 +143,11 @@ def _cli(args: list[str] | None, run: bool, durable: Durable) -> CLI:
         subclass_mode_model=True,
         subclass_mode_data=True,
         seed_everything_default=0,
-        trainer_defaults={"use_distributed_sampler": False, "num_sanity_val_steps": 0, "callbacks": [durable]},
+        trainer_defaults={
+            "use_distributed_sampler": False,
+            "num_sanity_val_steps": 0,
+            "callbacks": [durable, Heartbeat()],
+        },
         save_config_kwargs={"overwrite": True},
         parser_class=Parser,
         parser_kwargs={"allow_abbrev": False, "epilog": EPILOG},

@@ -25,8 +25,29 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         raise
     finally:
         scratch.unlink(missing_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes the names in a folder outlast a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(folder)
+        os.fsync(descriptor)
     finally:
-        os.close(folder)
+        os.close(descriptor)
+
+
+def reserve(file: BinaryIO, size: int) -> None:
+    """Takes the disk space for ``size`` bytes before the first of them is written, where the system can.
+
+    Raises:
+        OSError: there is no room; nothing was written.
+    """
+    if size and hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(file.fileno(), 0, size)
+
+
+def remove_scratch(folder: Path) -> None:
+    """Removes what `replacing` left when its process was killed; only for who holds the folder's lock."""
+    for path in folder.glob("*.tmp"):
+        path.unlink(missing_ok=True)

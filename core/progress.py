@@ -1,10 +1,12 @@
-"""Plans and progress of long work, on standard error."""
+"""What commands say: plans and progress of long work on standard error, tables on standard output."""
 
 from __future__ import annotations
 
 import sys
+import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import TypeVar
 
@@ -25,14 +27,15 @@ from rich.text import Text
 
 T = TypeVar("T")
 
-QUIET_SECONDS = 30.0  # between two lines where standard error is no terminal
+QUIET_SECONDS = 60.0  # between two lines where standard error is no terminal
+WIDTH = 140  # of a table in a file
 
 
 class _Rate(ProgressColumn):
     """Steps a second, or seconds a step."""
 
     def render(self, task: Task) -> Text:
-        return Text("" if not task.speed else _rate(task.speed))
+        return Text("" if not task.speed else rate(task.speed))
 
 
 def plan(title: str, rows: Mapping[str, str]) -> None:
@@ -42,16 +45,37 @@ def plan(title: str, rows: Mapping[str, str]) -> None:
         title: above the rows.
         rows: by name, such as calls, bytes and estimated time with their units.
     """
-    table = Table(title=Text(title), show_header=False, title_justify="left")
+    table = Table(title=plain(title), show_header=False, title_justify="left")
     for name, value in rows.items():
-        table.add_row(Text(name), Text(value))  # plain text: brackets in a name are no markup
+        table.add_row(plain(name), plain(value))
     Console(stderr=True).print(table)
 
 
-def progress(steps: Sequence[T], description: str) -> Iterator[T]:
-    """Goes through ``steps`` under a bar with rate and time left; in a log file, a line now and then.
+def show_table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str = "") -> None:
+    """Prints a table on standard output; cells are shown as they are, whatever they hold.
 
-    A line comes after at least half a minute, so short work leaves none; work that left one also says when it is done.
+    Args:
+        columns: the headings.
+        rows: cells, as many as there are headings.
+        title: above the headings.
+    """
+    table = Table(title=plain(title) if title else None, title_justify="left")
+    for name in columns:
+        table.add_column(plain(name))
+    for row in rows:
+        table.add_row(*map(plain, row))
+    Console(width=None if sys.stdout.isatty() else WIDTH).print(table)
+
+
+def plain(text: str) -> Text:
+    """A text that means nothing to rich or the terminal: brackets stay, what cannot be shown becomes a mark."""
+    return Text("".join(letter if letter.isprintable() or letter in "\n\t" else "\ufffd" for letter in text))
+
+
+def progress(steps: Sequence[T], description: str) -> Iterator[T]:
+    """Goes through ``steps`` under a bar with rate and time left; in a log file, a line a minute.
+
+    Work of less than a minute leaves none; work that left one also says when it is done.
     """
     if not sys.stderr.isatty():
         yield from _lines(steps, description)
@@ -69,22 +93,63 @@ def progress(steps: Sequence[T], description: str) -> Iterator[T]:
 
 
 def _lines(steps: Sequence[T], description: str) -> Iterator[T]:
-    start = last = time.monotonic()
-    for done, step in enumerate(steps):
-        now = time.monotonic()
-        if now - last >= QUIET_SECONDS and done:
-            last = now
-            rate = done / (now - start)
-            left = timedelta(seconds=round((len(steps) - done) / rate))
-            _say(f"{description}: {done:,}/{len(steps):,}, {_rate(rate)}, {left} left")
-        yield step
-    if last > start:
-        _say(f"{description}: done in {timedelta(seconds=round(time.monotonic() - start))}")
+    done, start = 0, time.monotonic()
+    ended, said = threading.Event(), threading.Event()
+
+    def tell() -> None:  # beside the work, because a single step can take longer than the time between two lines
+        while not ended.wait(QUIET_SECONDS):
+            said.set()
+            say(line(f"{description}:", done, len(steps), time.monotonic() - start))
+
+    teller = threading.Thread(target=tell, name=f"progress of {description}", daemon=True)
+    teller.start()
+    try:
+        for step in steps:
+            yield step
+            done += 1
+    finally:
+        ended.set()
+        teller.join()
+    if said.is_set():
+        say(f"{description}: done in {timedelta(seconds=round(time.monotonic() - start))}")
 
 
-def _rate(steps_per_second: float) -> str:
+def line(description: str, done: int, total: int | None, seconds: float, lately: int | None = None) -> str:
+    """How far work is, in one line.
+
+    Args:
+        description: of the work.
+        done: steps that are done.
+        total: all steps; None: not known.
+        seconds: spent on those that were done lately.
+        lately: how many of them were done in this time; None: all.
+    """
+    place = f"{description} {done:,}" if total is None else f"{description} {done:,}/{total:,}"
+    speed = (done if lately is None else lately) / seconds if seconds else 0.0
+    if not speed:
+        return f"{place} after {timedelta(seconds=round(seconds))}"
+    left = "" if total is None else f", {timedelta(seconds=round((total - done) / speed))} left"
+    return f"{place}, {rate(speed)}{left}"
+
+
+def rate(steps_per_second: float) -> str:
+    """Steps a second, or seconds a step."""
     return f"{steps_per_second:.1f}/s" if steps_per_second >= 1 else f"{1 / steps_per_second:.1f} s each"
 
 
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+def quiet() -> None:
+    """Silences what transformers says at each loading: a bar, and warnings that are meant for its own callers.
+
+    For programs that we start; whoever imports simzoo keeps what transformers says. Bars of downloads stay.
+    """
+    from huggingface_hub.utils.tqdm import enable_progress_bars
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    enable_progress_bars()
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"transformers\.")
+
+
+def say(text: str) -> None:
+    """Prints a line on standard error at once."""
+    print(text, file=sys.stderr, flush=True)

@@ -8,13 +8,37 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
+LONGEST_MESSAGE = 4000
+
 
 class DataError(ValueError):
     """Input that cannot be used: says what was found, where, what was expected and what to do."""
 
     def __init__(self, message: str, path: str | Path | None = None, line: int | None = None) -> None:
         where = "" if path is None else f"{path}:{line}: " if line is not None else f"{path}: "
+        if len(message) > LONGEST_MESSAGE:  # an id or a value of a broken file may have any length
+            message = f"{message[: LONGEST_MESSAGE // 2]} ... {message[-LONGEST_MESSAGE // 2 :]}"
         super().__init__(where + message)
+
+
+def has_surrogate(text: str) -> bool:
+    """Whether a text holds half of a character (a lone surrogate), which no file and no tokenizer can take."""
+    if text.isascii():
+        return False
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
+def _check_text(kind: str, name: str, *texts: str) -> None:
+    for text in (name, *texts):
+        if has_surrogate(text):
+            raise DataError(
+                f"{kind} {name!a} holds half of a character (a lone surrogate): {text!a:.80}; it was cut inside a "
+                "character, or read with the wrong encoding"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +54,7 @@ class Query:
     alias: str | None = None
 
     def __post_init__(self) -> None:
+        _check_text("query", self.id, self.text)
         if not self.text.strip():
             raise DataError(f"query {self.id!r} is empty; give it a text or remove it")
         if self.mention is not None:
@@ -77,6 +102,9 @@ class Item:
     text: str
     title: str = ""
 
+    def __post_init__(self) -> None:
+        _check_text("item", self.id, self.text, self.title)
+
 
 @dataclass(frozen=True)
 class Collection:
@@ -87,6 +115,8 @@ class Collection:
     ``notes`` counts what a reader dropped, kept or repaired, by reason.
     ``candidates[i]`` are the rows of the items that the data itself offers for query ``queries[i]``, best first where
     it has an order; empty where it offers none.
+    ``own`` maps the row of a query that is an item itself to the row of that item, which is no result for it.
+    ``anchors`` are other queries over the same items: an index may learn from them, and they are not evaluated.
     """
 
     name: str
@@ -96,6 +126,8 @@ class Collection:
     aliases: Mapping[str, Sequence[int]] = field(default_factory=dict)
     notes: Mapping[str, int] = field(default_factory=dict)
     candidates: Sequence[Sequence[int]] = ()
+    own: Mapping[int, int] = field(default_factory=dict)
+    anchors: Sequence[Query] = ()
 
     def __post_init__(self) -> None:
         if not self.items:
@@ -108,7 +140,7 @@ class Collection:
             raise DataError(
                 f"collection {self.name!r} has {len(self.queries)} queries but {len(self.candidates)} candidate lists"
             )
-        for kind, records in (("item", self.items), ("query", self.queries)):
+        for kind, records in (("item", self.items), ("query", [*self.queries, *self.anchors])):
             seen: set[str] = set()
             for record in records:
                 if record.id in seen:
@@ -118,18 +150,25 @@ class Collection:
             for row in judged:
                 if not 0 <= row < len(self.items):
                     raise DataError(f"collection {self.name!r}: query {query.id!r} judges unknown item row {row}")
+        if any(not (0 <= q < len(self.queries) and 0 <= i < len(self.items)) for q, i in self.own.items()):
+            raise DataError(f"collection {self.name!r}: own names an unknown query or item row")
 
     def relevant(self, query_row: int) -> list[int]:
         """Rows of the items judged relevant (grade > 0) for a query."""
         return [row for row, grade in self.judgements[query_row].items() if grade > 0]
 
     def seen(self, query_row: int) -> list[int]:
-        """Rows of the items that a history holds already: no results, but for the relevant one if it is repeated."""
+        """Rows of the items that are no results for a query.
+
+        They are the item that the query itself is (``own``), and those that a history holds already, but for the
+        relevant one if it is repeated.
+        """
         query = self.queries[query_row]
+        own = {self.own[query_row]} if query_row in self.own else set()
         if not isinstance(query, History):
-            return []
+            return sorted(own)
         known = {self.rows[name] for name in query.items if name in self.rows}
-        return sorted(known - set(self.relevant(query_row)))
+        return sorted(own | (known - set(self.relevant(query_row))))
 
     @cached_property
     def rows(self) -> Mapping[str, int]:
@@ -137,11 +176,20 @@ class Collection:
         return {item.id: row for row, item in enumerate(self.items)}
 
     def sample(self, num_queries: int | None, seed: int = 0) -> Collection:
-        """The same items with a fixed random sample of the queries (all of them for ``None``)."""
+        """The same items with a fixed random sample of the queries (all of them for ``None``).
+
+        Raises:
+            DataError: fewer than one query is asked for.
+        """
+        _check_sample(num_queries)
         if num_queries is None or num_queries >= len(self.queries):
             return self
+        return self.with_queries(self._drawn(num_queries, seed))
+
+    def _drawn(self, num_queries: int, seed: int) -> list[int]:
+        """Rows of a fixed random sample of the queries, which may be empty."""
         key = lambda i: hashlib.sha256(f"{seed}:{self.queries[i].id}".encode()).digest()  # noqa: E731
-        return self.with_queries(sorted(sorted(range(len(self.queries)), key=key)[:num_queries]))
+        return sorted(sorted(range(len(self.queries)), key=key)[:num_queries])
 
     def with_queries(self, rows: Sequence[int]) -> Collection:
         """The same items with the queries at ``rows``, in that order."""
@@ -150,6 +198,7 @@ class Collection:
             queries=[self.queries[i] for i in rows],
             judgements=[self.judgements[i] for i in rows],
             candidates=[self.candidates[i] for i in rows] if self.candidates else (),
+            own={place: self.own[i] for place, i in enumerate(rows) if i in self.own},
         )
 
     @cached_property
@@ -164,20 +213,39 @@ class Collection:
                 digest.update(f"h\0{query.items}\0{query.times}\n".encode())
         for listed in self.candidates:
             digest.update(f"c\0{list(listed)}\n".encode())
+        for pair in sorted(self.own.items()):
+            digest.update(f"o\0{pair}\n".encode())
+        for anchor in self.anchors:
+            digest.update(f"a\0{anchor.id}\0{anchor.text}\0{anchor.mention}\n".encode())
         return digest.hexdigest()
 
 
 def sample_together(collections: Sequence[Collection], num_queries: int | None, seed: int) -> list[Collection]:
-    """A sample of ``num_queries`` over all collections, each in proportion to its size."""
+    """A sample of ``num_queries`` over all collections, each in proportion to its size.
+
+    Raises:
+        DataError: fewer than one query is asked for.
+    """
+    _check_sample(num_queries)
     total = sum(len(collection.queries) for collection in collections)
     if num_queries is None or num_queries >= total:
         return list(collections)
-    return [c.sample(round(num_queries * len(c.queries) / total), seed) for c in collections]
+    sizes = [round(num_queries * len(collection.queries) / total) for collection in collections]
+    if not any(sizes):  # a few queries of many collections: a share of each is none at all
+        sizes[max(range(len(sizes)), key=lambda i: len(collections[i].queries))] = num_queries
+    return [c.with_queries(c._drawn(size, seed)) for c, size in zip(collections, sizes, strict=True)]
+
+
+def _check_sample(num_queries: int | None) -> None:
+    if num_queries is not None and num_queries < 1:
+        raise DataError(
+            f"a sample of {num_queries} queries was asked for; ask for at least 1, or for null: all of them"
+        )
 
 
 def hide_titles(collection: Collection, share: float, seed: int) -> list[Collection]:
     """The collection with part of its queries, and without titles with the others, a fixed random ``share`` of them."""
-    hidden = collection.sample(round(share * len(collection.queries)), seed)
+    hidden = collection.with_queries(collection._drawn(round(share * len(collection.queries)), seed))
     ids = {query.id for query in hidden.queries}
     rows = [row for row, query in enumerate(collection.queries) if query.id not in ids]
     shown = collection.with_queries(rows)

@@ -237,6 +237,8 @@ def _parquet(path: Path) -> Iterator[Record]:
             for fields in batch.to_pylist():
                 number += 1
                 yield Record(fields, path, number)
+        if number == 0:
+            raise DataError("holds no rows", path)
     except (OSError, ValueError) as error:
         if isinstance(error, DataError):
             raise
@@ -276,9 +278,4 @@ def _lesson(record: Record, positive_type: str | None) -> Lesson:
 
 
 def _score(item: Record) -> float:
-    value = item.fields.get("score")
-    if value is None:
-        return math.nan
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise item.error(f"expected a finite number under 'score', got {value!r}")
-    return float(value)
+    return math.nan if item.fields.get("score") is None else item.number("score")

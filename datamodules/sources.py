@@ -9,7 +9,8 @@ from typing import Any
 
 from simzoo.core.records import Collection, Item
 from simzoo.datamodules.lists import RetrievalData, Split
-from simzoo.datamodules.readers.beir import load_beir, load_beir_hub
+from simzoo.datamodules.readers.beir import load_beir, load_beir_hub, load_corpus
+from simzoo.datamodules.readers.beir_files import Folder
 from simzoo.datamodules.readers.blink import load_blink, load_entities
 from simzoo.datamodules.readers.dstc7 import load_dstc7
 from simzoo.datamodules.readers.msmarco import load_msmarco
@@ -89,24 +90,38 @@ class BEIR(RetrievalData):
         root: folder of the collection; give this or ``name``.
         name: name of a BEIR data set on the Hub, for example fiqa.
         split: the qrels to evaluate with.
+        drop_same_id: for ArguAna and Quora, whose queries are items too: see `load_beir`.
         **kwargs: see `RetrievalData`.
     """
 
-    def __init__(self, root: Path | None = None, name: str | None = None, split: str = "test", **kwargs: Any) -> None:
+    def __init__(
+        self,
+        root: Path | None = None,
+        name: str | None = None,
+        split: str = "test",
+        drop_same_id: bool = False,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs)
         if (root is None) == (name is None):
             raise ValueError("BEIR needs either a folder (root) or the name of a data set on the Hub (name)")
         self.root = root
         self.name = name
         self.split = split
+        self.drop_same_id = drop_same_id
 
     def read(self, split: Split) -> list[Collection]:
-        """The collection with the qrels of a split; ``split`` names those of the test split."""
+        """The collection with the qrels of a split; ``split`` names those of the test split.
+
+        A folder with corpus.jsonl alone has a test split without queries, in which a typed query can be searched.
+        """
         qrels = self.split if split == "test" else split
+        if self.root is not None and split == "test" and Folder(self.root).corpus_alone:
+            return [load_corpus(Folder(self.root))]
         if self.root is not None:
-            return [load_beir(self.root, qrels)]
+            return [load_beir(self.root, qrels, drop_same_id=self.drop_same_id)]
         assert self.name is not None
-        return [load_beir_hub(self.name, qrels)]
+        return [load_beir_hub(self.name, qrels, drop_same_id=self.drop_same_id)]
 
 
 class BLINK(RetrievalData):
@@ -205,4 +220,4 @@ class DSTC7(RetrievalData):
     def read(self, split: Split) -> list[Collection]:
         """The dialogues of a split."""
         answers = self.root / self.answers if split == "test" and self.answers is not None else None
-        return [load_dstc7(self.root / self.files[split], answers, self.words)]
+        return [load_dstc7(self.root / self.files[split], answers, self.words, add_answer=split == "train")]

@@ -117,9 +117,9 @@ def read(path: str | Path) -> dict[str, Any]:
     return checkpoint
 
 
-def newest(folders: Iterable[Path]) -> tuple[Path | None, list[str]]:
-    """The training checkpoint that was written last and is whole, and why newer ones were passed over."""
-    with_time = [(path.stat().st_mtime_ns, path) for folder in folders for path in folder.glob("*.ckpt")]
+def newest(paths: Iterable[Path]) -> tuple[Path | None, list[str]]:
+    """The checkpoint among ``paths`` that was written last and is whole, and why newer ones were passed over."""
+    with_time = [(path.stat().st_mtime_ns, path) for path in paths]
     reasons = []
     for _, path in sorted(with_time, reverse=True):
         try:

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from simzoo.core.reps import Ragged, Reps
 from simzoo.losses import Loss
+from simzoo.models.parts import papers
 from simzoo.models.parts.backbone import BackboneConfig, Encoder
 from simzoo.models.parts.pooling import Pooling, pooled
 from simzoo.models.parts.tokenizing import TokenConfig
@@ -103,6 +104,7 @@ class CMC(TwoTowers):
         seed: of dropout; None: 0, on the command line seed_everything.
     """
 
+    citation: ClassVar[str] = papers.CMC
     pointwise: ClassVar[bool] = False
 
     def __init__(

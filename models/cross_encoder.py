@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from simzoo.core.records import Item, Query
 from simzoo.core.reps import Ragged, Reps
 from simzoo.losses import Loss
+from simzoo.models.parts import papers
 from simzoo.models.parts.backbone import BackboneConfig, Encoder, load_tokenizer
 from simzoo.models.parts.packing import buckets, join_pairs, token_budget
 from simzoo.models.parts.tokenizing import TextTokenizer, TokenConfig
@@ -27,7 +28,7 @@ class CrossEncoder(LearnedSimilarity):
         scoring: ``emb``: dot product of the mean of the states at the mention tags with the state at the item tag;
             ``cls``: dropout and a linear layer on the [CLS] state; ``pooled``: as ``cls``, after a linear layer and
             tanh, which is BERT's own head for pairs and that of most released cross-encoders.
-        layout: ``packed``: the item follows the query at once; ``fixed``: the item's positions start at
+        item_position: ``after_query``: the item's positions go on where the query's end; ``fixed``: they start at
             ``tokens.query_length`` always, as in the released ANNCUR models (the padding between is never computed).
         dropout: before the linear layer of ``cls``.
         tokens_per_batch: most tokens, padding included, that go through the transformer at once. None: 1,024 on a CPU,
@@ -37,6 +38,7 @@ class CrossEncoder(LearnedSimilarity):
         seed: of dropout; None: 0, on the command line seed_everything.
     """
 
+    citation: ClassVar[str] = papers.ANNCUR
     text: TextTokenizer
 
     def __init__(
@@ -44,7 +46,7 @@ class CrossEncoder(LearnedSimilarity):
         backbone: BackboneConfig | None = None,
         tokens: TokenConfig | None = None,
         scoring: Literal["emb", "cls", "pooled"] = "emb",
-        layout: Literal["packed", "fixed"] = "packed",
+        item_position: Literal["after_query", "fixed"] = "after_query",
         dropout: float = 0.1,
         tokens_per_batch: int | None = None,
         loss: Loss | None = None,
@@ -59,7 +61,7 @@ class CrossEncoder(LearnedSimilarity):
             backbone=backbone,
             tokens=tokens,
             scoring=scoring,
-            layout=layout,
+            item_position=item_position,
             dropout=dropout,
             tokens_per_batch=tokens_per_batch,
         )
@@ -71,7 +73,7 @@ class CrossEncoder(LearnedSimilarity):
                 f"query_length + item_length = {longest}, but {backbone.name} takes at most "
                 f"{self.encoder.max_length} tokens"
             )
-        self.item_offset = tokens.query_length if layout == "fixed" else None
+        self.item_offset = tokens.query_length if item_position == "fixed" else None
         width = self.encoder.width
         pooler = [nn.Linear(width, width), nn.Tanh()] if scoring == "pooled" else []
         self.head = None if scoring == "emb" else nn.Sequential(*pooler, nn.Dropout(dropout), nn.Linear(width, 1))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from simzoo.core.records import Item
 from simzoo.core.reps import Ragged, Reps
 from simzoo.losses import Loss
+from simzoo.models.parts import papers
 from simzoo.models.parts.backbone import BackboneConfig
 from simzoo.models.parts.packing import buckets, token_budget
 from simzoo.models.parts.pooling import each_token
@@ -37,6 +38,8 @@ class DeFormer(TwoTowers):
         optimization: optimiser and schedule.
         seed: of dropout; None: 0, on the command line seed_everything.
     """
+
+    citation: ClassVar[str] = papers.CMC
 
     def __init__(
         self,

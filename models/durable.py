@@ -99,7 +99,7 @@ class Durable(Callback):
         if trainer.ckpt_path is not None:
             self._resumed_from = str(trainer.ckpt_path)
         if stage == "fit" and trainer.is_global_zero:
-            for folder in folders(trainer):
+            for folder in (*folders(trainer), Path(trainer.default_root_dir)):
                 remove_unfinished(folder)
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
@@ -191,14 +191,15 @@ def folders(trainer: Trainer) -> list[Path]:
         ValueError: one is an address.
     """
     named = [keeper.dirpath for keeper in trainer.checkpoint_callbacks if isinstance(keeper, ModelCheckpoint)]
-    return list(dict.fromkeys(on_disk(folder) for folder in [*named, trainer.default_root_dir] if folder is not None))
+    return list(dict.fromkeys(on_disk(folder) for folder in named if folder is not None))
 
 
 def resolve(trainer: Trainer, ckpt_path: str | None) -> str | None:
     """``last`` stands for the newest whole checkpoint of the trainer's folders, or none where there is none yet."""
     if ckpt_path != "last":
         return ckpt_path
-    path, passed_over = newest(folders(trainer))
+    kept = [path for folder in folders(trainer) for path in folder.glob("*.ckpt")]
+    path, passed_over = newest([*kept, *Path(trainer.default_root_dir).glob("hpc_ckpt_*.ckpt")])
     for reason in passed_over:
         print(f"passed over: {reason}", file=sys.stderr)
     if path is None:

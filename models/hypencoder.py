@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from simzoo.core.reps import Ragged, Reps, num_rows
 from simzoo.losses import Loss
+from simzoo.models.parts import papers
 from simzoo.models.parts.backbone import BackboneConfig
 from simzoo.models.parts.hyperhead import HyperGroup, Hyperhead, Scale
 from simzoo.models.parts.packing import buckets, token_budget
@@ -41,8 +42,8 @@ class Hypencoder(TwoTowers):
         scale: the hyperhead's attention scores are divided by sqrt(width of the keys) (``paper``, §3.3) or by
             sqrt(rows of the matrix) (``released``), which leaves the last layer and all biases unscaled. The released
             weights need the latter.
-        cosine: a new model scores (nearly) so many times the cosine of the query's mean token state and the item's
-            vector, see `Hyperhead.begin_as_cosine`; None: it scores at random, as in the released code.
+        begin_as_cosine: a new model scores (nearly) so many times the cosine of the query's mean token state and the
+            item's vector, see `Hyperhead.begin_as_cosine`; None: it scores at random, as in the released code.
         tokens_per_batch: most tokens, padding included, that go through the transformer at once. None: 1,024 on a CPU,
             65,536 on a GPU.
         loss: what training minimises.
@@ -50,8 +51,10 @@ class Hypencoder(TwoTowers):
         seed: of dropout; None: 0, on the command line seed_everything.
 
     Raises:
-        ValueError: ``cosine`` with a q-net whose blocks cannot begin as the identity.
+        ValueError: ``begin_as_cosine`` with a q-net whose blocks cannot begin as the identity.
     """
+
+    citation: ClassVar[str] = papers.HYPENCODER
 
     def __init__(
         self,
@@ -61,7 +64,7 @@ class Hypencoder(TwoTowers):
         pooling: Pooling = "cls",
         q_net: QNetConfig | None = None,
         scale: Scale = "paper",
-        cosine: float | None = None,
+        begin_as_cosine: float | None = None,
         tokens_per_batch: int | None = None,
         loss: Loss | None = None,
         optimization: Optimization | None = None,
@@ -79,18 +82,18 @@ class Hypencoder(TwoTowers):
             pooling=pooling,
             q_net=q_net,
             scale=scale,
-            cosine=cosine,
+            begin_as_cosine=begin_as_cosine,
         )
         width = self.query_encoder.width
         self.q_net = QNet(q_net, width)
         self.hyperhead = Hyperhead(width, self.q_net.shapes, len(q_net.widths) + 1, scale)
-        if cosine is not None:
+        if begin_as_cosine is not None:
             if q_net.norm != "after_residual" or not q_net.residual_on_last:
                 raise ValueError(
-                    "cosine needs q_net.norm after_residual and q_net.residual_on_last, so that core blocks with small "
-                    f"weights are the identity; got {q_net.norm} and {q_net.residual_on_last}"
+                    "begin_as_cosine needs q_net.norm after_residual and q_net.residual_on_last, so that core blocks "
+                    f"with small weights are the identity; got {q_net.norm} and {q_net.residual_on_last}"
                 )
-            self.hyperhead.begin_as_cosine(cosine)
+            self.hyperhead.begin_as_cosine(begin_as_cosine)
         self.pooling: Pooling = pooling
 
     def encode_queries(self, tokens: Reps) -> Reps:

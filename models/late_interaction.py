@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from simzoo.core.reps import Ragged, Reps, take
 from simzoo.losses import Loss
+from simzoo.models.parts import papers
 from simzoo.models.parts.backbone import BackboneConfig, Encoder
 from simzoo.models.parts.packing import buckets, lists_of_pairs
 from simzoo.models.parts.pooling import Pooling, each_text, each_token, pooled
@@ -32,14 +33,16 @@ class PolyEncoder(TwoTowers):
         shared: one encoder for queries and items; otherwise two, each with its own adapters.
         codes: m.
         pooling: of an item's tokens.
-        cosine: l_i is so many times a cosine, for encoders that were trained on cosines; None: a dot product of the
-            vectors as they are, as in the paper.
+        cosine_scale: l_i is so many times a cosine, for encoders that were trained on cosines; None: a dot product of
+            the vectors as they are, as in the paper.
         tokens_per_batch: most tokens, padding included, that go through the transformer at once. None: 1,024 on a CPU,
             65,536 on a GPU.
         loss: what training minimises.
         optimization: optimiser and schedule.
         seed: of dropout; None: 0, on the command line seed_everything.
     """
+
+    citation: ClassVar[str] = papers.CMC
 
     def __init__(
         self,
@@ -48,7 +51,7 @@ class PolyEncoder(TwoTowers):
         shared: bool = True,
         codes: int = 64,
         pooling: Pooling = "mean",
-        cosine: float | None = None,
+        cosine_scale: float | None = None,
         tokens_per_batch: int | None = None,
         loss: Loss | None = None,
         optimization: Optimization | None = None,
@@ -56,8 +59,10 @@ class PolyEncoder(TwoTowers):
     ) -> None:
         if codes < 1:
             raise ValueError(f"codes is the number of vectors of a query, at least 1; got {codes}")
-        if cosine is not None and not cosine > 0:
-            raise ValueError(f"cosine is what a cosine is multiplied by, a positive number or null; got {cosine}")
+        if cosine_scale is not None and not cosine_scale > 0:
+            raise ValueError(
+                f"cosine_scale is what a cosine is multiplied by, a positive number or null; got {cosine_scale}"
+            )
         super().__init__(
             backbone or BackboneConfig(),
             tokens or TokenConfig(),
@@ -68,11 +73,11 @@ class PolyEncoder(TwoTowers):
             seed,
             codes=codes,
             pooling=pooling,
-            cosine=cosine,
+            cosine_scale=cosine_scale,
         )
         self.codes = nn.Parameter(torch.randn(codes, self.query_encoder.width) * self.query_encoder.width**-0.5)
         self.pooling: Pooling = pooling
-        self.cosine = cosine
+        self.cosine_scale = cosine_scale
 
     def encode_queries(self, tokens: Reps) -> Reps:
         """``{"vectors": (B, m, h)}``."""
@@ -81,14 +86,14 @@ class PolyEncoder(TwoTowers):
             states = self.query_encoder(padded, mask)
             weights = (self.codes @ states.mT).masked_fill(~mask[:, None], -torch.inf).softmax(dim=2)
             vectors: Tensor = weights @ states
-            return vectors if self.cosine is None else self.cosine * F.normalize(vectors, dim=2)
+            return vectors if self.cosine_scale is None else self.cosine_scale * F.normalize(vectors, dim=2)
 
         return {"vectors": each_text(tokens["ids"], self.tokens_per_batch, read, tuple(self.codes.shape))}
 
     def encode_items(self, tokens: Reps) -> Reps:
         """``{"vector": (M, h)}``."""
         vectors = pooled(self.item_encoder, tokens["ids"], self.pooling, self.tokens_per_batch)
-        return {"vector": vectors if self.cosine is None else F.normalize(vectors, dim=1)}
+        return {"vector": vectors if self.cosine_scale is None else F.normalize(vectors, dim=1)}
 
     def score(self, queries: Reps, items: Reps, candidates: Tensor | None = None) -> Tensor:
         """See `LearnedSimilarity.score`."""
@@ -131,6 +136,8 @@ class SumOfMax(TwoTowers):
         optimization: optimiser and schedule.
         seed: of dropout; None: 0, on the command line seed_everything.
     """
+
+    citation: ClassVar[str] = papers.CMC
 
     def __init__(
         self,

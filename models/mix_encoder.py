@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from copy import deepcopy
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
 from simzoo.core.reps import Ragged, Reps, num_rows, take
 from simzoo.losses import Loss
+from simzoo.models.parts import papers
 from simzoo.models.parts.backbone import BackboneConfig, pretrained_layers
 from simzoo.models.parts.packing import lists_of_pairs
 from simzoo.models.parts.pooling import each_text, each_token
@@ -112,6 +113,8 @@ class MixEncoder(TwoTowers):
         optimization: optimiser and schedule.
         seed: of dropout; None: 0, on the command line seed_everything.
     """
+
+    citation: ClassVar[str] = papers.CMC
 
     def __init__(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,7 @@ from simzoo.core.batch import Batch
 from simzoo.core.reps import Ragged, Reps
 from simzoo.losses import Loss, MutualInformation
 from simzoo.losses.mixture import gate_entropies
+from simzoo.models.parts import papers
 from simzoo.models.parts.backbone import BackboneConfig, Encoder
 from simzoo.models.parts.mixture import MixtureConfig, MoLHead, positive_gates
 from simzoo.models.parts.pooling import each_text
@@ -63,6 +64,8 @@ class MoL(TwoTowers):
         optimization: optimiser and schedule.
         seed: of dropout; None: 0, on the command line seed_everything.
     """
+
+    citation: ClassVar[str] = papers.RAILS
 
     def __init__(
         self,

@@ -14,6 +14,7 @@ from simzoo.core.batch import Batch
 from simzoo.core.records import DataError, History, Item, Query
 from simzoo.core.reps import Ragged, Reps
 from simzoo.losses import Loss
+from simzoo.models.parts import papers
 from simzoo.models.parts.packing import buckets, token_budget
 from simzoo.models.parts.sequence import SequenceConfig, build_encoder
 from simzoo.models.similarity import LearnedSimilarity, inner_products
@@ -40,6 +41,7 @@ class NextItem(LearnedSimilarity):
         seed: of dropout; None: 0, on the command line seed_everything.
     """
 
+    citation: ClassVar[str] = papers.RAILS
     is_inner_product: ClassVar[bool] = True
 
     def __init__(

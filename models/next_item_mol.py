@@ -16,6 +16,7 @@ from simzoo.core.reps import Ragged, Reps
 from simzoo.losses import Loss, MutualInformation, UserL2
 from simzoo.losses.mixture import gate_entropies
 from simzoo.models.next_item import NextItem
+from simzoo.models.parts import papers
 from simzoo.models.parts.mixture import MixtureConfig, MoLHead, positive_gates
 from simzoo.models.parts.sequence import SequenceConfig
 from simzoo.models.training import Optimization
@@ -40,6 +41,7 @@ class NextItemMoL(NextItem):
         seed: of dropout; None: 0, on the command line seed_everything.
     """
 
+    citation: ClassVar[str] = papers.RAILS
     is_inner_product: ClassVar[bool] = False
 
     def __init__(

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from simzoo.core.batch import Batch
 from simzoo.core.records import Item, Query
 from simzoo.core.reps import Reps, num_rows, take
-from simzoo.models.parts.tokenizing import TextTokenizer
+from simzoo.models.parts.tokenizing import Tokenizing
 from simzoo.models.training import TrainingLoop
 
 
@@ -67,7 +67,10 @@ class LearnedSimilarity(TrainingLoop, ABC):
     is_inner_product: ClassVar[bool] = False
     """Whether the score is <query["vector"], item["vector"]>, so that a vector index may search it."""
 
-    text: TextTokenizer | None = None
+    citation: ClassVar[str]
+    """The paper that the system is from, as BibTeX: a section of every card."""
+
+    text: Tokenizing | None = None
     """How texts become token ids, where there are texts."""
 
     weights_sha256: str = ""

@@ -50,6 +50,10 @@ class TwoTowers(LearnedSimilarity, ABC):
         self.text = TextTokenizer(load_tokenizer(backbone), tokens)
         tags = tuple(self.text.tag_ids.values())
         self.query_encoder = Encoder(backbone, tags)
+        for side in ("query_length", "item_length"):
+            length, most = getattr(tokens, side), self.query_encoder.max_length
+            if length > most:
+                raise ValueError(f"tokens.{side} is {length}, but {backbone.name} takes at most {most} tokens")
         self.item_encoder = self.query_encoder if shared in (True, None) else Encoder(backbone, tags)
         self.tokens_per_batch = tokens_per_batch
 

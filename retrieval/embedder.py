@@ -102,12 +102,15 @@ class Embedder:
         with self._lock:
             known = self._recent.get(asked)
         if known is None:
-            known = _vectors(encode_queries(self.similarity, asked))
+            known = self._encoded(asked)
             with self._lock:
                 self._recent[asked] = known
                 while len(self._recent) > 1 and sum(map(len, self._recent)) > KEPT:
                     self._recent.popitem(last=False)
         return known
+
+    def _encoded(self, queries: Sequence[Query]) -> Floats:
+        return _vectors(encode_queries(self.similarity, queries))
 
     def search(
         self,

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from simzoo.core.progress import progress
 from simzoo.core.records import Collection
-from simzoo.datamodules.readers.beir import own_items
 from simzoo.retrieval.corpus import Corpus
 from simzoo.retrieval.results.metrics import accuracy, interval, ir_metrics, retrieved, topk_recall
 from simzoo.retrieval.searcher import Ranking, Searcher
@@ -65,8 +64,8 @@ def evaluate(
 ) -> Evaluation:
     """Indexes, searches every evaluated query and measures. Only these queries and the anchors are encoded.
 
-    A query that is an item itself (ArguAna, Quora) is not given itself as a result, nor a user what the user's history
-    holds: the searcher is asked for so many more, and they are taken out of its ranking.
+    A query is not given an item that it is itself, nor a user what the user's history holds (`Collection.seen`): the
+    searcher is asked for so many more, and they are taken out of its ranking.
 
     Args:
         searcher: how to search.
@@ -159,8 +158,7 @@ def _truncated(searcher: Searcher, corpus: Corpus) -> int:
 
 def _banned(collection: Collection, query_rows: Rows) -> list[Rows]:
     """For each of the B evaluated queries the rows of the items that are no results of it."""
-    own, rows = own_items(collection), query_rows.tolist()
-    return [np.array([*collection.seen(row), *([own[row]] if row in own else [])], dtype=np.int64) for row in rows]
+    return [np.array(collection.seen(row), dtype=np.int64) for row in query_rows.tolist()]
 
 
 def _without(banned: Sequence[Rows], items: Rows, scores: Scores) -> tuple[Rows, Scores]:

@@ -225,8 +225,9 @@ class SimilarityScorer(Scorer):
             with torch.inference_mode():
                 scores = self.similarity.score(to_device(self.queries, self.device), self._taken(rows), None)
             part = scores.float().cpu().numpy()
-            every = np.repeat(np.arange(self.num_queries), len(rows)), np.tile(rows, self.num_queries)
-            self._check_scores(part.reshape(-1), *every)
+            if part.shape != (self.num_queries, len(rows)) or not np.isfinite(part).all():
+                every = np.repeat(np.arange(self.num_queries), len(rows)), np.tile(rows, self.num_queries)
+                self._check_scores(part.reshape(-1), *every)
             self.calls += len(rows)
             parts.append(part)
         return np.concatenate(parts, axis=1)
@@ -259,8 +260,7 @@ class SimilarityScorer(Scorer):
         query = _vectors(self.queries)[query_row].astype(np.float64)
         products, longest = [np.empty(0, dtype=np.float32)], 0.0
         for start in range(0, len(item_rows), SMALL):
-            taken = take(self._items, torch.from_numpy(item_rows[start : start + SMALL]))
-            vectors = _vectors(taken).astype(np.float64)
+            vectors = _gathered(self._items, item_rows[start : start + SMALL])
             longest = max(longest, float(np.linalg.norm(vectors, axis=1).max()))
             # einsum adds up each product alone: equal vectors give equal sums, wherever they stand.
             products.append(np.einsum("d,kd->k", query, vectors).astype(np.float32))
@@ -377,3 +377,12 @@ def _vectors(reps: Reps) -> NDArray[np.float32]:
     assert isinstance(vector, torch.Tensor)
     found: NDArray[np.float32] = vector.float().cpu().numpy()
     return found
+
+
+def _gathered(reps: Reps, rows: Rows) -> NDArray[np.float64]:
+    """(M, d) vectors at rows; by numpy where it can, which starts no threads for a few rows."""
+    vector = reps["vector"]
+    assert isinstance(vector, torch.Tensor)
+    if vector.dtype == torch.float32 and vector.device.type == "cpu":
+        return vector.numpy()[rows].astype(np.float64)
+    return _vectors({"vector": vector[torch.from_numpy(rows).to(vector.device)]}).astype(np.float64)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
@@ -199,6 +199,26 @@ class Searcher(ABC):
     def grow(self, start: int, watch: Stopwatch) -> None:
         """Takes in the rows of ``self.corpus`` from ``start`` on. Here: all the work again, and so the same results."""
         self.prepare(watch)
+
+    def state(self) -> dict[str, NDArray[Any]] | None:
+        """What the offline work has paid for in calls, as arrays by name, to be kept beside an index; None: nothing."""
+        return None
+
+    def restore(self, corpus: Corpus, state: Mapping[str, NDArray[Any]], rows: int) -> None:
+        """Takes the place of `index`, where `state` was kept by the same searcher over the first rows of the corpus.
+
+        Args:
+            corpus: all items.
+            state: what `state` gave, perhaps memory-mapped.
+            rows: how many items there were.
+        """
+        self._check(corpus)
+        self._corpus = corpus
+        self._timed(lambda watch: self.restored(state, rows, watch))
+
+    def restored(self, state: Mapping[str, NDArray[Any]], rows: int, watch: Stopwatch) -> None:
+        """Makes of ``state`` what `prepare` would have made, and takes in the rows from ``rows`` on."""
+        raise NotImplementedError(f"{type(self).__name__} keeps no state")
 
     # -- online --------------------------------------------------------------------------------------------------------
 

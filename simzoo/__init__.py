@@ -27,10 +27,12 @@ if TYPE_CHECKING:
     from simzoo.losses import MutualInformation, UserL2
     from simzoo.models.formats import load, save, save_onnx, save_sentence_transformer
     from simzoo.models.similarity import LearnedSimilarity
+    from simzoo.retrieval.engine import Engine
     from simzoo.retrieval.hub.commands import pull, push
 
 __all__ = [
     "Collection",
+    "Engine",
     "History",
     "Item",
     "LearnedSimilarity",
@@ -47,6 +49,7 @@ __all__ = [
 
 _PLACES = {
     "Collection": "core.records",
+    "Engine": "retrieval.engine",
     "History": "core.records",
     "Item": "core.records",
     "LearnedSimilarity": "models.similarity",

@@ -23,14 +23,15 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from safetensors.torch import save_file
 
 from simzoo.core.hub import file_sha256
-from simzoo.core.records import Item
+from simzoo.core.records import Item, Query
 from simzoo.core.reps import Ragged, Reps
 from simzoo.models.cross_encoder import CrossEncoder
 from simzoo.models.durable import Durable, resolve
 from simzoo.models.formats import load, save
 from simzoo.models.training import Optimization
 from simzoo.retrieval import teaching
-from simzoo.retrieval.first_stages.first_stage import BM25
+from simzoo.retrieval.engine import Engine
+from simzoo.retrieval.first_stages.lexical import BM25
 from simzoo.retrieval.hub import commands
 from simzoo.retrieval.scorer import Scorer
 from simzoo.retrieval.storage import graph
@@ -103,12 +104,18 @@ def matrix(name: str) -> None:
     """Exact scores of 24 queries with 40 items in shards of two queries."""
     collection, truth = toy_collection(), np.random.default_rng(1).normal(size=(24, 40)).astype(np.float32)
 
-    def score(queries: np.ndarray, items: np.ndarray) -> np.ndarray:
-        time.sleep(PAUSE)
-        return truth[queries, items]
+    rows = {query.id: row for row, query in enumerate(collection.queries)}
 
-    scorer, rows = Scorer(score, 24, 40), np.arange(24)
-    made = build_matrix(scorer, collection, rows, "m", Path(name) / "shards", query_block=2, item_block=20)
+    def scorer_of(queries: Sequence[Query]) -> Scorer:
+        own = np.array([rows[query.id] for query in queries])
+
+        def score(query_rows: np.ndarray, item_rows: np.ndarray) -> np.ndarray:
+            time.sleep(PAUSE)
+            return truth[own[query_rows], item_rows]
+
+        return Scorer(score, len(queries), 40)
+
+    made = build_matrix(scorer_of, collection, np.arange(24), "m", Path(name) / "shards", query_block=2, item_block=20)
     made.save(Path(name) / "matrix.safetensors")
     _done(Path(name), scores=made.scores)
 
@@ -129,6 +136,42 @@ def pull(name: str) -> None:
     load(place)
     files = [path for path in sorted(place.rglob("*")) if path.is_file() and not path.name.startswith(".")]
     _done(Path(name), **{path.name: np.frombuffer(file_sha256(path).encode(), np.uint8) for path in files})
+
+
+def overlap(pairs: Sequence[tuple[str, str]]) -> list[float]:
+    """Shared words."""
+    return [float(len(set(query.split()) & set(text.split()))) for query, text in pairs]
+
+
+def add(name: str) -> None:
+    """Sixty items into an engine's folder, in two additions."""
+    items = toy_collection(num_items=60).items
+    for part in (items[:30], items[30:]):
+        engine = Engine(overlap, folder=Path(name) / "index")
+        if part[0].id not in engine:
+            engine.add(part)
+    _shown(Path(name), engine)
+
+
+def remove(name: str) -> None:
+    """The same, of which every third is removed again, in four removals, and the rest compacted."""
+    items = toy_collection(num_items=60).items
+    engine = Engine(overlap, folder=Path(name) / "index")
+    if items[1].id not in engine:
+        engine.add(items)
+    for start in range(0, 60, 15):
+        if there := [item.id for item in items[start : start + 15 : 3] if item.id in engine]:
+            engine.remove(there)
+    engine.compact()
+    _shown(Path(name), engine)
+
+
+def _shown(folder: Path, engine: Engine) -> None:
+    """Which items there are, and what is found."""
+    there = [item.id for item in toy_collection(num_items=60).items if item.id in engine]
+    found = [[(hit.id, hit.score) for hit in engine.search(word, k=20)] for word in ("boat", "river bank")]
+    folder.joinpath("done").mkdir(exist_ok=True)
+    (folder / "done" / "engine.json").write_text(json.dumps([len(engine), there, found]))
 
 
 def release(name: str) -> None:

@@ -12,6 +12,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import IO, Any
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 SEED = int(os.environ.get("SIMZOO_SEED") or random.randrange(1_000_000))
 """Of all that is random in the tests that kill."""
@@ -91,6 +93,29 @@ class Run:
     def words(self) -> str:
         """What it wrote to stdout and stderr."""
         return self.output.read_text()
+
+
+class SmallDisk:
+    """A file system in memory of so many bytes."""
+
+    def __init__(self, folder: Path, size: int) -> None:
+        self.folder = folder
+        folder.mkdir()
+        self._mount("-t", "tmpfs", "-o", f"size={size}", "tmpfs")
+
+    def grow(self) -> None:
+        """Makes room, as who reads the message would."""
+        self._mount("-o", "remount,size=256m")
+
+    def _mount(self, *words: str) -> None:
+        done = subprocess.run(["mount", *words, str(self.folder)], capture_output=True, text=True)
+        if done.returncode:
+            pytest.skip(f"needs the right to mount a tmpfs: {done.stderr.strip()}")
+
+
+def outcome(folder: Path) -> dict[str, bytes]:
+    """What finished work left, by name."""
+    return {path.name: path.read_bytes() for path in sorted((folder / "done").iterdir())}
 
 
 def serve() -> None:

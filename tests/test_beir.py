@@ -13,7 +13,9 @@ import pytest
 
 from simzoo.core.records import DataError
 from simzoo.datamodules.readers import beir
-from simzoo.datamodules.readers.beir import load_beir, load_beir_hub, own_items
+from simzoo.datamodules.readers import notes as reader_notes
+from simzoo.datamodules.readers.beir import load_beir, load_beir_hub, load_corpus
+from simzoo.datamodules.readers.beir_files import Folder
 
 CORPUS: list[dict[str, Any]] = [
     {"_id": "d1", "title": "Wings", "text": "lift of a wing", "metadata": {}},
@@ -62,28 +64,48 @@ def test_folder(root: Path) -> None:
     assert [item.id for item in data.items] == ["d1", "d2", "d3", "q2", "q1"]
     assert [query.id for query in data.queries] == ["q1", "q2", "q4"]
     named = [{data.items[row].id: grade for row, grade in judged.items()} for judged in data.judgements]
-    assert named == [{"d1": 2, "d2": 0, "q1": 1}, {"d2": 1}, {"d1": -1}]
+    assert named == [{"d1": 2, "d2": 0, "q1": 1}, {"q2": 1, "d2": 1}, {"d1": -1}]
     assert data.notes == {
         beir.EMPTY_ITEM: 1,
         beir.EMPTY_ITEM_JUDGED: 1,
         beir.EMPTY_TITLE: 2,
         beir.UNJUDGED: 1,
         beir.ONLY_IRRELEVANT: 1,
-        beir.OWN_ITEM: 1,
-        beir.OWN_ITEM_JUDGED: 1,
     }
 
 
-def test_the_query_itself_is_known_by_its_text(root: Path) -> None:
-    """Sets that number queries and items apart (Cranfield: query 225, item 225) must not lose a judgement."""
+def test_no_judgement_is_lost_unless_it_is_asked_for(root: Path) -> None:
+    """Sets that number queries and items apart, or pair titles with their texts, must not lose a judgement."""
+    pairs = [{"_id": f"p{n}", "text": f"the title {n} and the text below it"} for n in range(9)]
+    (root / "corpus.jsonl").write_text(lines(pairs))
+    (root / "queries.jsonl").write_text(lines([{"_id": f"p{n}", "text": f"title {n}"} for n in range(9)]))
+    (root / "qrels" / "test.tsv").write_text("".join(f"p{n}\tp{n}\t1\n" for n in range(9)))
     data = load_beir(root)
-    assert {data.queries[q].id: data.items[i].id for q, i in own_items(data).items()} == {"q2": "q2"}
-    kept = load_beir(root, drop_same_id=False)
-    assert [{kept.items[row].id: grade for row, grade in judged.items()} for judged in kept.judgements] == [
-        {"d1": 2, "d2": 0, "q1": 1},
-        {"q2": 1, "d2": 1},
+    assert data.judgements == [{n: 1} for n in range(9)]
+    assert [data.seen(row) for row in range(9)] == [[]] * 9
+    assert beir.OWN_ITEM not in data.notes
+
+
+def test_the_query_itself_is_left_out_by_option(root: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """ArguAna and Quora: with the query itself among the results the first place says nothing."""
+    reader_notes._said.clear()
+    data = load_beir(root, drop_same_id=True)
+    rows = {item.id: row for row, item in enumerate(data.items)}
+    assert {data.queries[query].id: row for query, row in data.own.items()} == {"q1": rows["q1"], "q2": rows["q2"]}
+    assert data.seen(1) == [rows["q2"]]
+    assert [{data.items[row].id: grade for row, grade in judged.items()} for judged in data.judgements] == [
+        {"d1": 2, "d2": 0},
+        {"d2": 1},
         {"d1": -1},
     ]
+    assert data.notes[beir.OWN_ITEM] == 2 and data.notes[beir.OWN_ITEM_JUDGED] == 2
+    assert data.notes[beir.OTHER_TEXT] == 1  # q1 is another text than item q1
+    told = capfd.readouterr().err
+    assert f"slabs: {beir.OWN_ITEM_JUDGED}: 2 ('q1', 'q2')" in told
+    assert f"slabs: {beir.OTHER_TEXT}: 1 ('q1')" in told and f"slabs: {beir.EMPTY_ITEM}: 1 ('d4')" in told
+    assert data.with_queries([2, 1]).own == {1: rows["q2"]}
+    load_beir(root, drop_same_id=True)
+    assert capfd.readouterr().err == ""  # once is enough
 
 
 def test_all_queries(root: Path) -> None:
@@ -125,6 +147,16 @@ def test_duplicates(root: Path) -> None:
     [
         ("corpus.jsonl", '{"_id": "d9", "text": ', r"corpus\.jsonl:7: broken JSON"),
         ("corpus.jsonl", '["d9"]', r"corpus\.jsonl:7: expected a JSON object"),
+        ("corpus.jsonl", '{"_id": "d9", "_id": "d8", "text": "x"}', r"corpus\.jsonl:7: .* key '_id' is there twice"),
+        ("corpus.jsonl", '{"_id": "d9", "text": "x"} {}', r"corpus\.jsonl:7: broken JSON: text behind the value"),
+        ("corpus.jsonl", '{"_id": "d9", "text": NaN}', r"corpus\.jsonl:7: .* NaN is no JSON number"),
+        ("corpus.jsonl", '{"_id": "d9", "text": 1e999}', r"corpus\.jsonl:7: expected a string under 'text', got inf"),
+        ("corpus.jsonl", '{"_id": "d9", "text": "\\ud83d"}', r"corpus\.jsonl:7: .* half of a character"),
+        ("corpus.jsonl", '{"_id": ' + "9" * 5000 + "}", r"corpus\.jsonl:7: JSON that cannot be used: .*digits"),
+        ("corpus.jsonl", '{"_id": "d9", "text": ' + "[" * 100_000, r"corpus\.jsonl:7: JSON that is nested too deeply"),
+        ("queries.jsonl", '{"_id": [[' + "[" * 500 + "]" * 500 + "]]}", r"queries\.jsonl:5: expected a string under"),
+        ("qrels/test.tsv", f"q1\td3\t{10**40}", r"test\.tsv:9: .* whole-number grade of at most 32 bits"),
+        ("qrels/test.tsv", f"q1\td3\t{'9' * 5000}", r"test\.tsv:9: .* whole-number grade of at most 32 bits"),
         (
             "corpus.jsonl",
             '{"id": "d9", "text": "x"}',
@@ -151,7 +183,9 @@ def test_bad_line_is_named(root: Path, file: str, line: str, message: str) -> No
         load_beir(root)
 
 
-@pytest.mark.parametrize("line", ["q1\td1\t1.5", "q1 0 d1 1", "q1\td1"])
+@pytest.mark.parametrize(
+    "line", ["q1\td1\t1.5", "q1 0 d1 1", "q1\td1", "q1\td1\tx", "q1\td1\tscore", "query-id\tcorpus-id\t1_000"]
+)
 def test_a_bad_first_judgement_is_no_header(root: Path, line: str) -> None:
     """A first line that is taken for a header takes a judgement away."""
     qrels = root / "qrels" / "test.tsv"
@@ -177,23 +211,65 @@ def test_missing_files(root: Path, tmp_path: Path) -> None:
         load_beir(root)
 
 
+def test_a_byte_order_mark_is_no_part_of_the_first_id(root: Path) -> None:
+    """Windows writes one: the first judgement's query would be unknown, or the first record lost."""
+    expected = load_beir(root)
+    for name in ("corpus.jsonl", "queries.jsonl", "qrels/test.tsv"):
+        (root / name).write_bytes(b"\xef\xbb\xbf" + (root / name).read_bytes().replace(b"\n", b"\r\n"))
+    assert load_beir(root) == expected
+
+
+def test_a_file_of_blank_lines(root: Path) -> None:
+    """Without a line there is nothing to read, and nothing would say so."""
+    (root / "corpus.jsonl").write_text("\n \n")
+    with pytest.raises(DataError, match=r"corpus\.jsonl: holds blank lines only"):
+        load_beir(root)
+
+
+def test_a_corpus_alone(root: Path) -> None:
+    """Who wants to search has no judgements; the items must be those of the whole collection."""
+    expected = load_beir(root)
+    (root / "queries.jsonl").unlink()
+    shutil.rmtree(root / "qrels")
+    found = load_corpus(Folder(root))
+    assert found.items == expected.items and not found.queries
+    assert found.notes == {beir.EMPTY_ITEM: 1, beir.EMPTY_TITLE: 2}
+
+
+def test_a_line_that_fills_the_memory(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gzip file of a few kilobytes can hold one line of gigabytes."""
+    monkeypatch.setattr("simzoo.datamodules.readers.json_lines.LONGEST", 1 << 20)
+    (root / "corpus.jsonl").unlink()
+    with gzip.open(root / "corpus.jsonl.gz", "wb") as stream:
+        stream.write(b'{"_id": "d1", "text": "x"}\n' + b"0" * (1 << 21))
+    with pytest.raises(DataError, match=r"corpus\.jsonl\.gz:2: is longer than 1 MiB"):
+        load_beir(root)
+
+
 def test_damaged_files(root: Path) -> None:
     """A download that broke off must not end in a bare traceback, nor be read in part."""
     whole = gzip.compress((root / "corpus.jsonl").read_bytes())
     (root / "corpus.jsonl").unlink()
     (root / "corpus.jsonl.gz").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(DataError, match=r"corpus\.jsonl\.gz:\d+: is not a whole gzip file"):
+    with pytest.raises(DataError, match=r"corpus\.jsonl\.gz:\d+: is no whole gzip file"):
         load_beir(root)
     (root / "corpus.jsonl.gz").unlink()
     (root / "corpus.jsonl").write_bytes(b'{"_id": "d1", "text": "caf\xe9"}\n')
-    with pytest.raises(DataError, match=r"corpus\.jsonl:.*not UTF-8"):
+    with pytest.raises(DataError, match=r"corpus\.jsonl:1: is not UTF-8 text .* at byte 27 of the line"):
+        load_beir(root)
+    (root / "corpus.jsonl").write_text(lines(CORPUS), encoding="utf-16")
+    with pytest.raises(DataError, match=r"corpus\.jsonl:1: is not UTF-8 text .* is it UTF-16\? save it as UTF-8"):
+        load_beir(root)
+    (root / "corpus.jsonl").unlink()
+    (root / "corpus.jsonl.gz").write_bytes(b"no gzip")
+    with pytest.raises(DataError, match=r"corpus\.jsonl\.gz: is no whole gzip file"):
         load_beir(root)
 
 
 def test_no_judged_query(root: Path) -> None:
     """A mean over no queries is no figure."""
     (root / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n")
-    with pytest.raises(DataError, match="has no judged queries"):
+    with pytest.raises(DataError, match="'slabs' has no query that the split 'test' judges"):
         load_beir(root)
 
 
@@ -203,20 +279,18 @@ def test_hub_reads_as_the_folder(root: Path, monkeypatch: pytest.MonkeyPatch) ->
     qrels = [{"query-id": q, "corpus-id": i, "score": grade} for q, i, grade in QRELS]
     corpus = [{"_id": r["_id"], "title": r["title"], "text": r["text"]} for r in CORPUS]
     tables = {
-        ("BeIR/slabs", "corpus", "corpus"): corpus,
-        ("BeIR/slabs", "queries", "queries"): [record | {"title": ""} for record in QUERIES],
-        ("BeIR/slabs-qrels", None, "test"): qrels,
+        ("BeIR/slabs", "corpus"): {"corpus": corpus},
+        ("BeIR/slabs", "queries"): {"queries": [record | {"title": ""} for record in QUERIES]},
+        ("BeIR/slabs-qrels", None): {"test": qrels},
     }
 
-    def load(repo: str, config: str | None, split: str, revision: str | None) -> Any:
-        if (repo, config, split) not in tables:
-            raise ValueError(f"Unknown split {split}")
-        return datasets.Dataset.from_list(tables[repo, config, split])
+    def load(repo: str, config: str | None, revision: str | None) -> Any:
+        return {name: datasets.Dataset.from_list(rows) for name, rows in tables[repo, config].items()}
 
     monkeypatch.setattr(datasets, "load_dataset", load)
     assert load_beir_hub("slabs") == load_beir(root)
     assert load_beir_hub("BeIR/slabs", judged_only=False) == load_beir(root, judged_only=False)
-    with pytest.raises(DataError, match="BeIR/slabs-qrels: cannot load split 'dev' from the Hub"):
+    with pytest.raises(DataError, match="BeIR/slabs-qrels: has no split 'dev' or 'validation'; it has test"):
         load_beir_hub("slabs", split="dev")
     qrels.append({"query-id": "q1", "corpus-id": "d9", "score": 1})
     with pytest.raises(DataError, match="BeIR/slabs-qrels/test:8: a judgement of item 'd9'"):
@@ -250,7 +324,7 @@ def test_cranfield() -> None:
     assert {grade: grades.count(grade) for grade in set(grades)} == {1: 363, 2: 733, 3: 387, 4: 128}
     row = next(i for i, query in enumerate(data.queries) if query.id == "225")
     assert "225" in {data.items[i].id for i in data.judgements[row]}
-    assert own_items(data) == {}
+    assert data.own == {}
 
 
 def test_vaswani() -> None:

@@ -45,7 +45,8 @@ def test_the_splits_share_the_catalogue(tmp_path: Path) -> None:
         ("entity.jsonl", {"idx": "9", "title": "x"}, r"entity\.jsonl:4: expected a string under 'text'"),
         ("m.jsonl", mention(0, 1) | {"mention": " "}, r"m\.jsonl:2: the mention is empty"),
         ("m.jsonl", {"mention": "x", "label_id": 101}, r"m\.jsonl:2: expected a string under 'context_left'"),
-        ("m.jsonl", {"mention": "x"}, r"m\.jsonl:2: expected a string under 'label_id'"),
+        ("m.jsonl", mention(0, 1) | {"label_id": None}, r"m\.jsonl:2: expected a string under 'label_id'"),
+        ("entity.jsonl", entity(9) | {"idx": "x?curid= "}, r"entity\.jsonl:4: expected a page id"),
     ],
 )
 def test_bad_lines_are_named(tmp_path: Path, name: str, record: dict[str, Any], message: str) -> None:
@@ -56,3 +57,19 @@ def test_bad_lines_are_named(tmp_path: Path, name: str, record: dict[str, Any], 
         file.write(json.dumps(record) + "\n")
     with pytest.raises(DataError, match=message):
         load_blink(load_entities(tmp_path / "entity.jsonl"), tmp_path / "m.jsonl")
+
+
+@pytest.mark.parametrize("words", [-2, -1])
+def test_context_of_less_than_no_words(tmp_path: Path, words: int) -> None:
+    """A slice with a negative length takes nearly everything, and the left context without its beginning."""
+    write_blink(tmp_path, entities=20, mentions=5)
+    with pytest.raises(DataError, match=f"context_words .* at least 0; got {words}"):
+        BLINK(root=tmp_path, context_words=words).collections("test")
+
+
+def test_a_catalogue_of_something_else(tmp_path: Path) -> None:
+    """Without a single mention left there is nothing to test, and the mean of nothing is no figure."""
+    write_blink(tmp_path, entities=20, mentions=5)
+    json_lines(tmp_path / "entity.jsonl", [entity(n) for n in range(500, 510)])
+    with pytest.raises(DataError, match=r"AIDA-YAGO2_testb\.jsonl: the catalogue has none of the mentions' entities"):
+        BLINK(root=tmp_path).collections("test")

@@ -11,9 +11,18 @@ import numpy as np
 import pytest
 
 from simzoo.core.records import Collection, DataError, Item, Query
-from simzoo.datamodules.readers.dstc7 import ADDED, load_dstc7
+from simzoo.datamodules.readers import dstc7
+from simzoo.datamodules.readers.dstc7 import ADDED, MISSED, load_dstc7
 from simzoo.datamodules.readers.json_lines import read_json_array
-from simzoo.datamodules.readers.msmarco import NO_CANDIDATES, NO_JUDGEMENT, load_msmarco
+from simzoo.datamodules.readers.msmarco import (
+    NO_CANDIDATES,
+    NO_JUDGEMENT,
+    NOT_ASKED,
+    REPEATED_CANDIDATE,
+    REPEATED_JUDGEMENT,
+    load_msmarco,
+)
+from simzoo.datamodules.sources import DSTC7
 from simzoo.retrieval.corpus import Corpus
 from simzoo.retrieval.evaluation import evaluate
 from simzoo.retrieval.first_stages.offered import Given
@@ -65,12 +74,22 @@ def test_msmarco_counts_what_it_leaves_out(msmarco: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "line", "message"),
     [
-        ("collection.tsv", "21\n", r"collection\.tsv:21: expected 2 columns"),
+        ("collection.tsv", "21\n", r"collection\.tsv:21: expected an id and a text, 2 columns"),
+        ("collection.tsv", "21 text\n", r"collection\.tsv:21: expected an id and a text, 2 columns"),
         ("collection.tsv", "3\tagain\n", r"collection\.tsv:21: passage '3' appears more than once"),
-        ("qrels.train.tsv", "q1\t0\t1\tyes\n", r"qrels\.train\.tsv:5: expected a whole-number grade, got 'yes'"),
-        ("qrels.train.tsv", "q1\t0\t77\t1\n", r"such as '77', are not there"),
-        ("run.train.tsv", "q1\t3\tfirst\n", r"run\.train\.tsv:21: expected a line of MS MARCO's run"),
-        ("run.train.tsv", "q1\n", r"run\.train\.tsv:21: expected a line of MS MARCO's run"),
+        ("queries.train.tsv", "q1\tagain\n", r"queries\.train\.tsv:5: query 'q1' appears more than once"),
+        ("queries.train.tsv", "q9\t \n", r"queries\.train\.tsv:5: query 'q9' is empty"),
+        ("qrels.train.tsv", "q1\t0\t1\tyes\n", r"qrels\.train\.tsv:5: expected a whole-number grade .* got 'yes'"),
+        ("qrels.train.tsv", f"q1\t0\t3\t{10**40}\n", r"qrels\.train\.tsv:5: .* of at most 32 bits, got '1000"),
+        ("qrels.train.tsv", "q1\t0\t1\t0\n", r"qrels\.train\.tsv:5: passage '1' has grade 0 .* had 1 before"),
+        ("qrels.train.tsv", "q1\t0\t77\t1\n", r"qrels\.train\.tsv:5: passage '77' is not in collection"),
+        ("run.train.tsv", "q1\t77\t6\n", r"run\.train\.tsv:21: passage '77' is not in collection"),
+        ("run.train.tsv", "q1\t3\tfirst\n", r"run\.train\.tsv:21: expected lines of MS MARCO's run"),
+        ("run.train.tsv", "q1\n", r"run\.train\.tsv:21: expected lines of MS MARCO's run"),
+        ("run.train.tsv", "q1 Q0 9 6 0.5 tag\n", r"run\.train\.tsv:21: .* all of one kind"),
+        ("run.train.tsv", "q1\t1\t6\n", r"run\.train\.tsv:21: passage '1' is a candidate of query 'q1' already"),
+        ("run.train.tsv", "q1\t9\t5\n", r"run\.train\.tsv:21: passages '5' and '9' both have rank 5 for query 'q1'"),
+        ("run.train.tsv", "q7\t1\t1\n", r"run\.train\.tsv:21: candidates of query 'q7', which is not in queries"),
     ],
 )
 def test_msmarcos_bad_lines_are_named(msmarco: Path, name: str, line: str, message: str) -> None:
@@ -79,6 +98,43 @@ def test_msmarcos_bad_lines_are_named(msmarco: Path, name: str, line: str, messa
         file.write(line)
     with pytest.raises(DataError, match=message):
         load_msmarco(msmarco, "train", msmarco / "run.train.tsv")
+
+
+@pytest.mark.parametrize("depth", [0, -1])
+def test_msmarcos_depth(msmarco: Path, depth: int) -> None:
+    """With 0 every list is empty, with -1 each lacks its last candidate."""
+    with pytest.raises(DataError, match=f"at least 1; got {depth}"):
+        load_msmarco(msmarco, "train", msmarco / "run.train.tsv", depth)
+
+
+def test_msmarco_with_a_byte_order_mark(msmarco: Path) -> None:
+    """The first query, passage, judgement and candidate have it in their ids, and are lost."""
+    for name in ("run.train.tsv", "top1000.dev.tsv"):
+        split = name.split(".")[1]
+        expected = load_msmarco(msmarco, split, msmarco / name)
+        for file in (name, "collection.tsv", f"queries.{split}.tsv", f"qrels.{split}.tsv"):
+            (msmarco / file).write_bytes(b"\xef\xbb\xbf" + (msmarco / file).read_bytes())
+        assert load_msmarco(msmarco, split, msmarco / name) == expected
+
+
+def test_a_carriage_return_inside_a_passage(msmarco: Path) -> None:
+    """It is no end of a line: what follows would be cut off, or taken for another passage."""
+    path = msmarco / "collection.tsv"
+    path.write_bytes(path.read_bytes().replace(b"0\t", b"0\tone\rtwo\x0b\xc2\x85three \r", 1).replace(b"\n", b"\r\n"))
+    read = load_msmarco(msmarco, "train", msmarco / "run.train.tsv")
+    assert read.items[0].text.startswith("one\rtwo\x0b\x85three \r") and len(read.items) == 8
+    assert not any(item.text.endswith("\r") for item in read.items)
+
+
+def test_what_msmarco_has_twice_is_counted(msmarco: Path) -> None:
+    """A candidate twice in a list takes the place of another, and a judgement counts double."""
+    expected = load_msmarco(msmarco, "train", msmarco / "run.train.tsv")
+    for name, line in (("run.train.tsv", "q1\t1\t1\n"), ("qrels.train.tsv", "q1 0 1 1\nq9 0 1 1\n")):
+        with (msmarco / name).open("a") as file:
+            file.write(line)
+    read = load_msmarco(msmarco, "train", msmarco / "run.train.tsv")
+    assert read.fingerprint == expected.fingerprint
+    assert read.notes == {REPEATED_CANDIDATE: 1, REPEATED_JUDGEMENT: 1, NOT_ASKED: 1}
 
 
 def test_dstc7(tmp_path: Path) -> None:
@@ -101,9 +157,36 @@ def test_dstc7s_answer_outside_the_options(tmp_path: Path) -> None:
     """It is added and counted: otherwise no model could answer, and no figure would say so."""
     found = dialogue(0, 3) | {"options-for-correct-answers": [{"candidate-id": "none", "utterance": "none of them"}]}
     (tmp_path / "a.json").write_text(json.dumps([found]))
-    read = load_dstc7(tmp_path / "a.json")
+    read = load_dstc7(tmp_path / "a.json", add_answer=True)
     assert [read.items[row].id for row in read.candidates[0]] == ["c0-0", "c0-1", "c0-2", "none"]
     assert read.notes == {ADDED: 1}
+
+
+def test_dstc7s_test_lists_stay_as_they_were_published(tmp_path: Path) -> None:
+    """With the answer put into its list a system finds what it never could."""
+    write_dstc7(tmp_path, dialogues=2, options=3)
+    found = dialogue(0, 3) | {"options-for-correct-answers": [{"candidate-id": "none", "utterance": "none of them"}]}
+    for split in ("train", "dev"):
+        (tmp_path / f"ubuntu_{split}_subtask_1.json").write_text(json.dumps([found]))
+    data = DSTC7(tmp_path)
+    train, dev = data.collections("train")[0], data.collections("dev")[0]
+    assert (len(train.candidates[0]), train.notes) == (4, {ADDED: 1})
+    assert (len(dev.candidates[0]), dev.notes) == (3, {MISSED: 1})
+    assert [dev.items[row].id for row in dev.relevant(0)] == ["none"]
+
+
+def test_what_dstc7_has_twice_is_counted(tmp_path: Path) -> None:
+    """An option that stands twice in a list has two places, one of which another option should have."""
+    write_dstc7(tmp_path, dialogues=2, options=3)
+    path, answers = tmp_path / "ubuntu_test_subtask_1.json", tmp_path / "ubuntu_responses_subtask_1.tsv"
+    expected = load_dstc7(path, answers)
+    dialogues = json.loads(path.read_text())
+    dialogues[1]["options-for-next"].insert(1, dialogues[1]["options-for-next"][0])
+    path.write_text(json.dumps(dialogues))
+    answers.write_text(answers.read_text() * 2 + "77\tc0-0\n")
+    read = load_dstc7(path, answers)
+    assert read.fingerprint == expected.fingerprint
+    assert read.notes == {dstc7.REPEATED: 1, dstc7.REPEATED_ANSWER: 2, dstc7.NOT_ASKED: 1}
 
 
 BAD: list[tuple[Callable[[str], str], str]] = [
@@ -111,6 +194,16 @@ BAD: list[tuple[Callable[[str], str], str]] = [
     (lambda text: text[: len(text) // 2], r"a\.json:\d+: broken JSON"),
     (lambda text: "{}", r"a\.json:1: expected a JSON array, got '{}'"),
     (lambda text: text.replace("[", "[\n\n 7,", 1), r"a\.json:3: expected a JSON object, got '7'"),
+    (lambda text: text + " []", r"a\.json:\d+: expected nothing behind the array, got '\[\]'"),
+    (lambda text: text[:-1].rstrip() + ", ]", r"a\.json:\d+: broken JSON: expected ',' and an object, or '\]'"),
+    (lambda text: text.replace('"example-id": 1', '"example-id": 0'), r"a\.json:\d+: example-id '0' appears more"),
+    (
+        lambda text: text.replace('"example-id": 1', '"example-id": 1, "example-id": 2'),
+        r"the key 'example-id' is there",
+    ),
+    (lambda text: text.replace("how do I find", "\\ud800"), r"a\.json:2: .* half of a character"),
+    (lambda text: text.replace("[", "[" * 100_000, 1), r"a\.json:1: JSON that is nested too deeply"),
+    (lambda text: text.replace(": 0", ": " + "9" * 5000, 1), r"a\.json:2: JSON that cannot be used: .*digits"),
     (lambda text: text.replace('"c1-0"', '"c0-1"', 1), r"candidate-id 'c0-1' appears with another utterance"),
 ]
 

@@ -121,7 +121,7 @@ def test_what_is_no_whole_checkpoint_is_refused_in_one_line(
     assert "weights_only" not in str(refused.value)
     assert not (tmp_path / "ran").exists()
     if kind != "folder":
-        found, reasons = newest([tmp_path])
+        found, reasons = newest(tmp_path.glob("*.ckpt"))
         assert found == previous(path)
         assert len(reasons) == (kind != "gone")
 

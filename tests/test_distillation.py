@@ -84,7 +84,8 @@ def test_layouts_read_alike(tmp_path: Path) -> None:
 def test_bad_records_are_named(tmp_path: Path) -> None:
     """A teacher's NaN, a list without a positive, an item twice: each would train, on nonsense."""
     bad = {
-        "expected a finite number under 'score', got nan": record("q", ("a", math.nan, "given")),
+        "NaN is no JSON number": record("q", ("a", math.nan, "given")),
+        "expected a finite number under 'score', got 1000": record("q", ("a", 10**400, "given")),
         "has no item of type 'given'; its types are 'bm25'": record("q", ("a", 1.0, "bm25")),
         "lists an item more than once": record("q", ("a", 1.0, "given"), ("a", 2.0, "bm25")),
         "items, a list that is not empty": record("q"),
@@ -99,6 +100,11 @@ def test_bad_records_are_named(tmp_path: Path) -> None:
         assert f"{path}:2: " in str(caught.value)
     with pytest.raises(DataError, match="no such file"):
         list(read_lessons(tmp_path / "none.parquet"))
+    (tmp_path / "blank.jsonl").write_text("\n \n\n")
+    pq.write_table(pa.Table.from_pylist([], schema=pa.Table.from_pylist(RECORDS).schema), tmp_path / "none.parquet")
+    for name, message in (("blank.jsonl", "holds blank lines only"), ("none.parquet", "holds no rows")):
+        with pytest.raises(DataError, match=message):  # an epoch of nothing would end at once, and train nothing
+            list(read_lessons(tmp_path / name))
     cut = tmp_path / "cut.parquet"
     pq.write_table(pa.Table.from_pylist(RECORDS), cut)
     cut.write_bytes(cut.read_bytes()[:-20])

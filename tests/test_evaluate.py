@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import ir_measures
 import numpy as np
 import pytest
 import torch
@@ -18,7 +20,6 @@ from simzoo.core.records import DataError
 from simzoo.models.cross_encoder import CrossEncoder
 from simzoo.models.dual_encoder import DualEncoder
 from simzoo.models.formats import load, save
-from simzoo.retrieval.results.run_files import read_trec
 from tests.toy import toy_collection
 
 ROOT = Path(__file__).parents[1]
@@ -96,6 +97,18 @@ def test_matrix_compare_and_search(world: Path, capsys: pytest.CaptureFixture[st
     assert "5 calls" in capsys.readouterr().out
 
 
+def test_a_corpus_alone_is_searched(world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Who types a query has neither queries nor judgements; to evaluate, both are asked for."""
+    root = tmp_path / "texts"
+    root.mkdir()
+    (root / "corpus.jsonl").write_bytes((world / "data" / "corpus.jsonl").read_bytes())
+    given = ["--checkpoint", str(world / "ce"), "--data", "BEIR", "--data.root", str(root)]
+    evaluate.main(["search", *given, "--k", "3", "boat river"])
+    assert "40 calls" in capsys.readouterr().out
+    with pytest.raises(DataError, match="the test split has no queries"):
+        evaluate.main(["run", *given, "--output", str(tmp_path / "out")])
+
+
 def test_metrics_are_checked_before_the_search(world: Path) -> None:
     """R@100 of 10 results would be R@10 under another name; a misspelt metric must not cost the hours of a search."""
     found = run(world, "shallow")
@@ -116,8 +129,9 @@ def test_bfloat16_is_close_and_said(world: Path) -> None:
         world, "half", "--search", "Rerank", "--search.first_stage", "BM25", "--search.budget", "12", "--bf16", "true"
     )
     assert (exact["bf16"], half["bf16"]) == (False, True)
-    runs = [read_trec(world / name / "run.trec") for name in ("fp32", "half")]
-    a, b = ({(q, item): score for q, found in one.items() for item, score in found} for one in runs)
+    read: Callable[[str], Any] = ir_measures.read_trec_run
+    runs = [read(str(world / name / "run.trec")) for name in ("fp32", "half")]
+    a, b = ({(line.query_id, line.doc_id): line.score for line in one} for one in runs)
     common = sorted(a.keys() & b.keys())
     difference = np.abs([a[key] - b[key] for key in common])
     assert len(common) > 200 and 0 < difference.max() < 0.05 * np.std([a[key] for key in common]) + 0.2
@@ -130,6 +144,40 @@ def test_retrieve_needs_no_checkpoint(world: Path) -> None:
     assert found["metrics"]["R@10"]["mean"] > 0.5
     with pytest.raises(DataError, match="give --checkpoint"):
         run(world, "none", model=None)
+
+
+def test_a_first_stages_encoder_is_named(world: Path) -> None:
+    """Without its weights' hash and bytes a dense baseline is a figure that nobody can make again."""
+    dense = ["--search.first_stage", "Dense", "--search.first_stage.checkpoint", str(world / "de")]
+    found = run(world, "dense", "--search", "Retrieve", *dense, model=None)
+    stage = found["searcher"]["first_stage"]
+    assert stage["name"] == "Dense" and stage["checkpoint"] == str(world / "de") and stage["ann"] == {"name": "Flat"}
+    assert stage["sha256"] == load(world / "de").weights_sha256
+    assert found["bytes"]["representations"] == stage["bytes"] == 4 * 16 * 40
+
+
+def test_nested_settings_are_kept(world: Path) -> None:
+    """Two runs that differ in their graph, entry points or budget looked the same in metrics.json."""
+    search = ["--search", "GraphSearch", "--search.budget", "30", "--search.breadth", "3"]
+    search += ["--search.vectors", "Dense", "--search.vectors.checkpoint", str(world / "de")]
+    search += [
+        "--search.graph.degree",
+        "5",
+        "--search.entry_points",
+        "RandomItems",
+        "--search.entry_points.count",
+        "12",
+    ]
+    settings = run(world, "graph", *search)["searcher"]
+    assert (settings["name"], settings["budget"], settings["breadth"]) == ("GraphSearch", 30, 3)
+    assert settings["graph"] == {"name": "GraphConfig", "degree": 5, "metric": "l2", "folder": None}
+    assert settings["entry_points"] == {"name": "RandomItems", "count": 12, "seed": 0}
+    assert settings["vectors"]["checkpoint"] == str(world / "de") and settings["vectors"]["sha256"]
+    stages = json.dumps([{"checkpoint": str(world / "ce"), "keep": 4}])
+    found = run(world, "pipeline", "--search", "Pipeline", "--search.depth", "9", "--search.stages", stages, "--k", "4")
+    assert found["searcher"]["stages"] == [{"name": "Stage", "checkpoint": str(world / "ce"), "keep": 4}]
+    assert found["searcher"]["first_stage"] == {"name": "BM25", "k1": 1.5, "b": 0.75, "store": None}
+    assert "BM25 (k1 1.5, b 0.75, store None)" in (world / "pipeline" / "report.html").read_text()
 
 
 def command(*options: str) -> str:
@@ -193,7 +241,7 @@ def test_damaged_checkpoints_are_refused(world: Path, tmp_path: Path) -> None:
         load(damaged(world, tmp_path / "extra", "config.json", extra))
     with pytest.raises(ValueError, match=r"config\.json:1: broken JSON"):
         load(damaged(world, tmp_path / "json", "config.json", b"{oops"))
-    with pytest.raises(ValueError, match="another system"):
+    with pytest.raises(ValueError, match="which its files do not hold"):
         load(damaged(world, tmp_path / "bert", "config.json", b'{"model_type": "bert"}'))
     with pytest.raises(FileNotFoundError, match="neither a folder nor"):
         load(tmp_path / "nothing-here")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,13 +11,15 @@ from numpy.typing import NDArray
 
 from simzoo.core.records import Collection, History, Item, Query
 from simzoo.core.reps import Reps
+from simzoo.models.dual_encoder import DualEncoder
 from simzoo.models.hypencoder import Hypencoder
 from simzoo.retrieval.corpus import Corpus
 from simzoo.retrieval.evaluation import Evaluation, evaluate
+from simzoo.retrieval.first_stages.dense import Dense
 from simzoo.retrieval.first_stages.offered import Random
 from simzoo.retrieval.judge import MatrixJudge, SimilarityJudge
 from simzoo.retrieval.searcher import Searcher
-from simzoo.retrieval.searchers.exact import Exact, Rerank
+from simzoo.retrieval.searchers.exact import Exact, Rerank, Retrieve
 from tests.toy import toy_collection
 
 
@@ -43,6 +46,7 @@ def test_a_query_that_is_an_item_does_not_find_itself() -> None:
     """In ArguAna the query stands in the corpus: as a result it would push every answer down by one."""
     queries = [Query("d0", "an argument"), Query("q", "another text")]
     collection = collection_of(["an argument", "its counter", "a third", "a fourth"], queries, [1, 2])
+    collection = replace(collection, own={0: 0})
     scores = np.array([[9, 8, 1, 0], [1, 2, 9, 3]])
     found = evaluated(collection, scores, Exact(), 2, ["RR@2"], recall=True)
     np.testing.assert_array_equal(found.ranking.items, [[1, 2], [2, 3]])
@@ -81,7 +85,7 @@ def test_normalised_accuracy_looks_at_all_candidates() -> None:
 def test_own_items_leave_one_result_less_of_a_full_budget() -> None:
     """Every query must have the same number of results, none of them itself."""
     queries = [Query("d0", "an argument"), Query("q", "b")]
-    collection = collection_of(["an argument", "x", "y"], queries, [1, 2])
+    collection = replace(collection_of(["an argument", "x", "y"], queries, [1, 2]), own={0: 0})
     scores = np.array([[9, 8, 1], [1, 2, 9]])
     found = evaluated(collection, scores, Rerank(Random(), budget=3), 3, ["RR@2"])
     np.testing.assert_array_equal(found.ranking.items, [[1, 2], [2, 1]])
@@ -119,3 +123,20 @@ def test_only_evaluated_queries_are_encoded(monkeypatch: pytest.MonkeyPatch) -> 
     one = sum(part.nbytes for part in judge.encode(collection.queries[:1]).values())
     items = sum(part.nbytes for part in judge.items.values())
     assert found.summary["bytes"] == {"representations": items + 3 * one, "queries": 3 * one, "first stages": 0}
+
+
+def test_what_any_model_truncates_is_counted() -> None:
+    """A first stage that reads the first words of each text explains a poor recall that nobody understands."""
+    whole = toy_collection()
+    items = [Item(item.id, "boat " * 600) if row < 5 else item for row, item in enumerate(whole.items)]
+    collection = Collection("long", items, whole.queries, whole.judgements)
+
+    def truncated(searcher: Searcher) -> int:
+        judge = SimilarityJudge.of(DualEncoder.tiny().eval(), items)
+        found = evaluate(searcher, Corpus.of(collection, judge), collection, np.arange(24), 3, ["RR@3"])
+        return int(found.summary["truncated"])
+
+    alone = truncated(Rerank(Random(), 9))
+    assert 5 <= alone < 40  # the long items, and queries that are longer than the tiny model takes
+    assert truncated(Rerank(Dense.of(DualEncoder.tiny().eval()), 9)) == 2 * alone
+    assert truncated(Retrieve(Dense.of(DualEncoder.tiny().eval()))) == alone

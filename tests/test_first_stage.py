@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -61,6 +63,31 @@ def test_unknown_words_retrieve_in_row_order() -> None:
     assert scores.tolist() == [[0, 0]]
 
 
+def test_a_kept_index_is_the_one_that_was_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Opened for other texts or settings, its rows would be other items; half written, it would lack words."""
+    built, kept = BM25(), BM25(store=tmp_path)
+    built.index(CORPUS)
+    kept.index(CORPUS)
+    opened = BM25(store=tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(BM25, "_built", None)  # a call fails
+        opened.index(CORPUS)
+    for stage in (kept, opened):
+        for k in (3, 40):
+            for one, other in zip(stage.search(TOY.queries, k), built.search(TOY.queries, k), strict=True):
+                np.testing.assert_array_equal(one, other)
+    for other in (BM25(b=0.5, store=tmp_path), BM25(store=tmp_path)):
+        other.index(CORPUS if other.b == 0.5 else replace(CORPUS, items=TOY.items[::-1]))
+    assert len(list(tmp_path.iterdir())) == 3
+    opened.index(replace(CORPUS, items=TOY.items[:30]))
+    opened.extend(CORPUS, 30)
+    np.testing.assert_array_equal(opened.search(TOY.queries, 9)[0], built.search(TOY.queries, 9)[0])
+    for folder in tmp_path.iterdir():
+        (folder / "data.csc.index.npy").write_bytes(b"cut")
+    with pytest.raises(DataError, match="is no whole BM25 index"):
+        BM25(store=tmp_path).index(CORPUS)
+
+
 def test_tfidf_is_the_cosine() -> None:
     """Against scikit-learn's cosine of the same vectors, fitted on the items alone."""
     collection = toy_collection()
@@ -90,6 +117,15 @@ def test_alias_table_puts_senses_first() -> None:
     assert drawn == {(2, 0), (0, 2)}
     with pytest.raises(ValueError, match="no alias table"):
         AliasTable().index(CORPUS)
+
+
+def test_tfidf_names_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every command ended in an ImportError where scikit-learn was not installed, also those that do not use it."""
+    monkeypatch.setitem(sys.modules, "sklearn.feature_extraction.text", None)
+    with pytest.raises(ImportError, match=r"TFIDF needs scikit-learn: pip install 'simzoo\[tfidf\]'"):
+        TFIDF().index(CORPUS)
+    code = "import sys; sys.modules['sklearn'] = None; from simzoo.retrieval.first_stages.lexical import BM25"
+    assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[1]).returncode == 0
 
 
 STAGES = [BM25(), TFIDF(), Random(), Dense.of(DualEncoder.tiny().eval())]

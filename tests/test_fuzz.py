@@ -1,4 +1,4 @@
-"""Random harm to the files that loaders read: `make fuzz` does this for about a minute, the tests for some seconds."""
+"""Random harm to the files that loaders read: `make fuzz` does this for longer than the tests."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ def seeds() -> dict[str, bytes]:
 
 
 @st.composite
-def harmed(draw: st.DrawFn, name: str) -> bytes:
-    """A file with bytes changed, cut out, doubled or put in; sizes in headers among them."""
-    data = bytearray(seeds()[name])
+def harm(draw: st.DrawFn, content: bytes) -> bytes:
+    """A content with bytes changed, cut out, doubled or put in; sizes in headers among them."""
+    data = bytearray(content)
     for _ in range(draw(st.integers(1, 6))):
         at = draw(st.integers(0, max(0, len(data) - 1)))
         size = draw(st.integers(1, 16))
@@ -74,6 +74,11 @@ def harmed(draw: st.DrawFn, name: str) -> bytes:
             case "end":
                 del data[at:]
     return bytes(data)
+
+
+def harmed(name: str) -> st.SearchStrategy[bytes]:
+    """One of the files, harmed."""
+    return harm(seeds()[name])
 
 
 def refused_or_read(function: Callable[[Path], Any], path: Path, content: bytes) -> None:

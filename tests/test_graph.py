@@ -61,7 +61,7 @@ def test_a_killed_build_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     again = build_graph(VECTORS, GraphConfig(5, folder=tmp_path / "killed"))
     assert calls == [0, 16, 32, 32, 48]
     np.testing.assert_array_equal(again, whole)
-    assert {p.name for p in (tmp_path / "killed").iterdir()} == {"manifest.json", "neighbors.npy"}
+    assert {p.name for p in (tmp_path / "killed").iterdir()} == {"manifest.json", "neighbors.npy", "checksums.json"}
 
 
 def test_bad_graphs_are_refused(tmp_path: Path) -> None:

@@ -209,7 +209,7 @@ def test_a_new_model_can_begin_as_a_cosine() -> None:
     assert expected.max() - expected.min() > 10
     torch.testing.assert_close(scores, expected, atol=0.4, rtol=0)
     with pytest.raises(ValueError, match="after_residual"):
-        tiny(cosine=20.0)
+        tiny(begin_as_cosine=20.0)
 
 
 @torch.inference_mode()

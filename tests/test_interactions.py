@@ -14,7 +14,15 @@ import torch
 from simzoo.core.records import DataError, History
 from simzoo.core.reps import Ragged, Reps
 from simzoo.datamodules.next_items import NO_NEXT, NextItems, leave_one_out, outside
-from simzoo.datamodules.readers.interactions import FEW_ITEMS, FEW_USERS, NO_ACTION, REPEATED, Layout, load_interactions
+from simzoo.datamodules.readers.interactions import (
+    FEW_ITEMS,
+    FEW_USERS,
+    NO_ACTION,
+    REPEATED,
+    REPEATED_ITEM,
+    Layout,
+    load_interactions,
+)
 
 # The same actions in every layout: (user, item, seconds), out of order in time, two at the same second.
 ACTIONS = [("u", "b", 20), ("v", "x", 5), ("u", "a", 10), ("u", "c", 20), ("v", "a", 6)]
@@ -86,6 +94,14 @@ def test_recbole_folder_describes_its_items(tmp_path: Path) -> None:
         ("recbole", "user_id\titem_id\n1\t2\n", r"data:1: expected a header like 'user_id:token"),
         ("recbole", "user_id:token\trating:float\n1\t2\n", r"data:1: expected a header .* user_id and item_id"),
         ("recbole", "user_id:token\titem_id:token\n", r"data: has a header, but no actions"),
+        ("recbole", "user_id:token\titem_id:token\tuser_id:token\n1\t2\t3\n", r"data:1: .* each name once"),
+        ("recbole", f"user_id:token\titem_id:token\ttimestamp:float\n1\t2\t{2**63}\n", r"data:2: expected a time"),
+        ("movielens", f"1::2::5::9\n1::2::5::{2**63}\n", r"data:2: expected a time within .* seconds of 1970"),
+        ("movielens", f"1::2::5::9\n1::2::5::{'9' * 5000}\n", r"data:2: expected a time"),
+        ("movielens", "1::2::5::9\n1::2::5::-1e300\n", r"data:2: expected a time within .* got -1e\+300"),
+        ("movielens", "userId,movieId,rating,timestamp,userId\n1,2,5,9,3\n", r"data:1: a name is there twice"),
+        ("amazon", f'{{"asin": "a", "reviewerID": "u", "unixReviewTime": {10**400}}}\n', r"data:1: .* at most 64 bits"),
+        ("amazon", f'{{"asin": "a", "reviewerID": "u", "unixReviewTime": {2**63 - 1}}}\n', r"data:1: expected a time"),
         ("recbole", "rating:float\tuser_id:token\titem_id:token\n3\t\t1\n", r"data:2: .* ids not empty"),
         ("recbole", "user_id:token\titem_id:token\ttimestamp:float\n1\t2\tinf\n", r"data:2: expected a timestamp"),
         ("amazon", '{"asin": "a", "reviewerID": "u", "unixReviewTime": "x"}\n', r"data:1: expected a whole number"),
@@ -99,6 +115,40 @@ def test_bad_line_is_named(layout: Layout, text: str, message: str, tmp_path: Pa
     (tmp_path / "data").write_text(text)
     with pytest.raises(DataError, match=message):
         load_interactions(tmp_path / "data", layout)
+
+
+@pytest.mark.parametrize(
+    ("layout", "name", "header", "line"),
+    [
+        ("sasrec", "a.txt", "", "%s %s"),
+        ("movielens", "u.data", "", "%s\t%s\t5\t1"),
+        ("movielens", "ratings.csv", "userId,movieId,rating,timestamp\n", "%s,%s,5,1"),
+        ("recbole", "a.inter", "user_id:token\titem_id:token\n", "%s\t%s"),
+        ("amazon", "r.jsonl", "", '{"reviewerID": "%s", "asin": "%s", "unixReviewTime": 1}'),
+    ],
+)
+def test_a_byte_order_mark_makes_no_second_user(
+    layout: Layout, name: str, header: str, line: str, tmp_path: Path
+) -> None:
+    """Windows writes one: the first user would be another one than in the lines that follow."""
+    lines = [line % pair + "\r\n" for pair in (("u", "a"), ("u", "b"), ("v", "a"))]
+    (tmp_path / name).write_bytes(b"\xef\xbb\xbf" + (header + "".join(lines)).encode())
+    assert told(load_interactions(tmp_path / name, layout)) == {"u": ["a", "b"], "v": ["a"]}
+
+
+def test_items_that_recbole_describes_twice(tmp_path: Path) -> None:
+    """The last description would win, and an item be another one than its actions are about."""
+    path = tmp_path / "toy.inter"
+    path.write_text("user_id:token\titem_id:token\nu\tb\nu\ta\n")
+    described = tmp_path / "toy.item.gz"
+    text = "item_id:token\ttitle:token_seq\na\tAlien\nb\tBambi\na\tAlien\n"
+    described.write_bytes(gzip.compress(text.encode()))
+    found = load_interactions(path, "recbole")
+    assert found.texts == {"a": "title: Alien", "b": "title: Bambi"}
+    assert found.notes == {REPEATED_ITEM: 1}
+    described.write_bytes(gzip.compress((text + "b\tB\n").encode()))
+    with pytest.raises(DataError, match=r"toy\.item\.gz:5: item 'b' was described before, and otherwise"):
+        load_interactions(path, "recbole")
 
 
 def write(folder: Path, sequences: dict[str, str]) -> Path:

@@ -58,7 +58,7 @@ def test_sum_of_max_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
 @torch.inference_mode()
 def test_poly_encoder_by_hand(cosine: float | None) -> None:
     """Both attentions, as written: a softmax over the wrong axis trains too, and so do lengths instead of cosines."""
-    model = PolyEncoder(BackboneConfig(name=str(tiny_backbone())), codes=3, cosine=cosine).eval()
+    model = PolyEncoder(BackboneConfig(name=str(tiny_backbone())), codes=3, cosine_scale=cosine).eval()
     queries, items = reps(model)
     for q, query in enumerate(COLLECTION.queries):
         ids = model.collate_queries([query])["ids"]
@@ -86,7 +86,9 @@ def test_gradients_reach_everything_that_is_trained(kind: type[PolyEncoder | Sum
         assert not own and any(p.grad is not None for name, p in model.named_parameters() if "encoder" in name)
 
 
-@pytest.mark.parametrize(("setting", "message"), [({"codes": 0}, "at least 1; got 0"), ({"cosine": 0.0}, "got 0.0")])
+@pytest.mark.parametrize(
+    ("setting", "message"), [({"codes": 0}, "at least 1; got 0"), ({"cosine_scale": 0.0}, "got 0.0")]
+)
 def test_settings_that_cannot_be_are_refused(setting: dict[str, Any], message: str) -> None:
     """An empty softmax gives NaN far from its cause; cosines times 0 give every item the same score."""
     with pytest.raises(ValueError, match=message):

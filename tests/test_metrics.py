@@ -11,8 +11,16 @@ from hypothesis import strategies as st
 from scipy.stats import bootstrap
 from sklearn.metrics import ndcg_score
 
-from simzoo.core.records import Collection, Item, Query
-from simzoo.retrieval.results.metrics import accuracy, interval, ir_metrics, parse_measures, retrieved, topk_recall
+from simzoo.core.records import Collection, DataError, Item, Query
+from simzoo.retrieval.results.metrics import (
+    accuracy,
+    chosen_metrics,
+    interval,
+    ir_metrics,
+    parse_measures,
+    retrieved,
+    topk_recall,
+)
 
 
 def collection_of(judgements: list[dict[int, int]], items: int = 6) -> Collection:
@@ -132,6 +140,13 @@ def test_bad_names_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match="for example nDCG@10") as caught:
         parse_measures(["nDCG@10", name])
     assert repr(name) in str(caught.value)
+
+
+def test_no_metrics_are_refused() -> None:
+    """`--metrics []` searched for hours and then ended in a traceback of ir-measures."""
+    with pytest.raises(DataError, match="--metrics is empty; name at least one, for example nDCG@10"):
+        chosen_metrics([], 10, 100)
+    assert chosen_metrics(["R@5"], 10, 100) == ["R@5"]
 
 
 def test_accuracy_counts_misses() -> None:

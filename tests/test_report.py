@@ -1,9 +1,10 @@
-"""The page and the lines that people look at: self-contained, escaped, complete, quiet in log files."""
+"""The page that people look at: self-contained, escaped, complete."""
 
 from __future__ import annotations
 
 import base64
 import re
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,9 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from simzoo.core import progress as shown
 from simzoo.core.records import Collection, Item, Query
-from simzoo.retrieval.results.report import Curves, Example, RunReport, write_report
+from simzoo.retrieval.results import report
+from simzoo.retrieval.results.report import Curves, Example, RunReport, size, write_report
 from simzoo.retrieval.searcher import Ranking
 from tests.test_run_files import description
 
@@ -98,6 +99,53 @@ def test_texts_stay_texts(tmp_path: Path) -> None:
     assert "a <mark>&lt;b&gt;b</mark>oat&lt;/b&gt; &amp; more" in page.source
 
 
+def test_figures_have_the_decimals_that_their_queries_bear(tmp_path: Path) -> None:
+    """0.1250 of 40 queries reads as if the last digit meant something; 0.12 and 0.13 of 5,000 read as the same."""
+    mean = {"mean": 0.123456, "low": 0.1, "high": 0.2}
+    for queries, shown in ((40, "0.12"), (400, "0.123"), (5000, "0.1235")):
+        metrics = {"m": {**mean, "queries": queries}, "few": {**mean, "queries": 7}}
+        page = write(tmp_path, [run("a", queries=queries, metrics=metrics)], {})
+        quality = page.source[page.source.index("Quality") : page.source.index("Cost")]
+        assert re.findall(r"<td>([\d.]+) <", quality) == [shown, "0.12"]
+
+
+@pytest.mark.parametrize(
+    ("number", "shown"),
+    [(0, "0 bytes"), (999, "999 bytes"), (1000, "1.0 kB"), (268_604_928, "268.6 MB"), (999_960_000, "1.0 GB")],
+)
+def test_sizes_are_readable(number: int, shown: str) -> None:
+    """268,604,928 beside 2,492,928 has to be counted by its commas."""
+    assert size(number) == shown
+
+
+def test_what_is_looked_at_is_said_first(tmp_path: Path) -> None:
+    """Figures without their task are read as those of another one: 0.15 beside a table's 0.95 as a failure."""
+    write_report(tmp_path / "report.html", [run("a")], {}, (), about=["A <task>.", "How to read it."])
+    page = Page(tmp_path / "report.html")
+    assert page.text.index("A <task>.\nHow to read it.\n") < page.text.index("fingerprint")
+    assert "<task>" not in page.source
+
+
+def test_the_first_examples_are_a_hit_and_a_miss(tmp_path: Path) -> None:
+    """The first queries of a file may all be hits, or all misses: neither shows what a model does."""
+    collection = Collection(
+        "c", [Item(f"i{n}", f"text {n}") for n in range(4)], [Query(f"q{n}", "boat") for n in range(5)], [{0: 1}] * 5
+    )
+    for firsts, order in (([1, 1, 0, 1, 0], [2, 0, 1]), ([0, 0, 0, 1, 0], [0, 3, 1]), ([0] * 5, [0, 1, 2])):
+        items = np.array([[first, *sorted({0, 1, 2} - {first})] for first in firsts])
+        ranking = Ranking(items, -np.arange(15, dtype=np.float32).reshape(5, 3), np.zeros(5, dtype=np.int64))
+        chosen = Example.chosen(collection, np.arange(5), ranking, 3)
+        assert [one.query.id for one in chosen] == [f"q{n}" for n in order]
+    assert len(Example.chosen(collection, np.arange(5), ranking, 9)) == 5
+    page = write(tmp_path, [run("a")], {}, (example(),))
+    assert "A hit: the first result is relevant" in page.text
+    rows = np.array([[1, 2, 3, 0], [1, 2, 3, 1]])
+    for place, verdict in ((0, "A miss: the first relevant result is at place 4"), (1, "none of the 4 results")):
+        found = Ranking(rows, np.zeros((2, 4), dtype=np.float32), np.zeros(2, dtype=np.int64))
+        page = write(tmp_path, [run("a")], {}, (Example.of(collection, np.arange(2), found, place),))
+        assert verdict in page.text
+
+
 def test_mention_in_a_long_context_is_shown(tmp_path: Path) -> None:
     """A text that is cut at its beginning would hide the mention, which is what the example is about."""
     text = "left " * 500 + "the boat" + " right" * 500
@@ -121,10 +169,10 @@ def test_figures_of_one_run(tmp_path: Path) -> None:
         tmp_path, [RunReport("a", {**described, "bytes": {"index": 1234567}, "search_seconds": {"scoring": 2}})]
     )
     for text in (
-        "0.7500",
-        "0.6500 to 0.8500",
-        "0.5000",
-        "0.4000 to 0.6000, n = 2",
+        "0.75",
+        "0.65 to 0.85",
+        "0.50",
+        "0.40 to 0.60, n = 2",
         "calls a query",
         "10.0",
         "9.0 to 11.0",
@@ -133,7 +181,7 @@ def test_figures_of_one_run(tmp_path: Path) -> None:
     for text in (
         "first stage: 0.50 s",
         "scoring: 2.00 s",
-        "index: 1,234,567",
+        "index: 1.2 MB",
         "4 queries",
         "fingerprint ffffffffffff\n",
     ):
@@ -162,7 +210,17 @@ def test_several_runs_stand_in_one_table(tmp_path: Path, number: int) -> None:
     assert table[0][1:] == [f"run{n}" for n in range(number)] + ["other data"]
     cells = {line[0]: line[1:] for line in table[1:]}
     for n in range(number):
-        assert [cell.split()[0] for cell in cells[f"m{n}"]] == ["-"] * n + [f"{n / 8:.4f}"] + ["-"] * (number - n)
+        assert [cell.split()[0] for cell in cells[f"m{n}"]] == ["-"] * n + [f"{n / 8:.2f}"] + ["-"] * (number - n)
+
+
+def test_every_table_can_be_scrolled(tmp_path: Path) -> None:
+    """A table that is wider than the screen is cut at its right edge: the last figures are not there."""
+    page = write(tmp_path, [run(f"a{n}") for n in range(5)], examples=(example(),))
+    assert (
+        page.source.count("<table")
+        == len(re.findall(r'<div class="scroll[ a-z]*" tabindex=0><table', page.source))
+        >= 4
+    )
 
 
 def test_curves(tmp_path: Path) -> None:
@@ -178,6 +236,15 @@ def test_curves(tmp_path: Path) -> None:
     assert not write(tmp_path, [run("a")], {}).pictures()
 
 
+def test_without_matplotlib_the_numbers_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures are an extra: without it hours of search ended in an ImportError before the report was written."""
+    assert not hasattr(report, "matplotlib")
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setattr(report, "find_spec", lambda name: None)
+    page = write(tmp_path, [run("a")])
+    assert "Pictures need matplotlib: pip install 'simzoo[plots]'." in page.text and "0.3123" in page.text
+
+
 def test_page_is_the_same_each_time(tmp_path: Path) -> None:
     """Dates and random ids would make each report differ from the last without a reason."""
     first = write(tmp_path, [run("a")], examples=(example(),)).source
@@ -185,51 +252,3 @@ def test_page_is_the_same_each_time(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="at least one run"):
         write_report(tmp_path / "none.html", [], {}, [])
     assert not (tmp_path / "none.html").exists()
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """A clock that stands still unless its only number is changed."""
-    now = [100.0]
-    monkeypatch.setattr("simzoo.core.progress.time.monotonic", lambda: now[0])
-    return now
-
-
-def test_progress_in_a_log_file(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
-    """A bar in a log file makes thousands of lines; without any line nobody knows when it will end."""
-    seen = []
-    for step in shown.progress(list(range(10)), "scoring"):
-        seen.append(step)
-        clock[0] += 12
-    assert seen == list(range(10))
-    assert capsys.readouterr().err.splitlines() == [
-        "scoring: 3/10, 12.0 s each, 0:01:24 left",
-        "scoring: 6/10, 12.0 s each, 0:00:48 left",
-        "scoring: 9/10, 12.0 s each, 0:00:12 left",
-        "scoring: done in 0:02:00",
-    ]
-
-
-def test_short_work_leaves_no_line(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
-    """Half a minute is not worth a line; nor is work without steps an error."""
-    for _ in shown.progress(list(range(100)), "scoring"):
-        clock[0] += 0.25
-    assert list(shown.progress([], "nothing")) == []
-    assert capsys.readouterr().err == ""
-
-
-def test_progress_at_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """One bar inside another (encoding queries while searching) must not end the work, nor brackets vanish."""
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    monkeypatch.setenv("TERM", "xterm")
-    pairs = [(a, b) for a in shown.progress([1, 2], "outer [bold]") for b in shown.progress([3, 4], "inner")]
-    assert pairs == [(1, 3), (1, 4), (2, 3), (2, 4)]
-    assert "outer [bold]" in capsys.readouterr().err
-
-
-def test_plan(capsys: pytest.CaptureFixture[str]) -> None:
-    """Rich takes brackets for markup: a name with them must not vanish from the plan."""
-    shown.plan("plan [x]", {"scores [y]": "4 queries x 10 items = 40 pairs", "file": "1.5 MB [z]"})
-    lines = capsys.readouterr().err
-    for text in ("plan [x]", "scores [y]", "40 pairs", "1.5 MB [z]"):
-        assert text in lines

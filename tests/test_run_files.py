@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -180,7 +181,31 @@ def test_trec_run_layout(tmp_path: Path) -> None:
     collection, ranking = ranked([[2.5, 1.0]], ["i 3", "i1"])
     run_files.write_trec(tmp_path, collection, np.array([1]), ranking, "AXN")
     assert (tmp_path / "run.trec").read_text() == "q1 Q0 i%203 1 2.5 AXN\nq1 Q0 i1 2 1 AXN\n"
-    assert run_files.read_trec(tmp_path / "run.trec") == {"q1": [("i%203", 2.5), ("i1", 1.0)]}
+    assert run_files.read_trec(tmp_path / "run.trec") == {"q1": [("i 3", 2.5), ("i1", 1.0)]}
+
+
+def test_no_two_ids_become_one_in_a_run(tmp_path: Path) -> None:
+    """Two items under one id: whoever reads the run counts one of them twice and the other never."""
+    ids = ["d 2", "d%202", "d%25202", "d%2", "100%", "d\u00a02", "d%C2%A02", "d\t2", "d%092", "d%"]
+    collection, ranking = ranked([[float(-n) for n in range(len(ids))]], ids)
+    run_files.write_trec(tmp_path, collection, np.array([1]), ranking, "AXN")
+    written = [line.split(" ")[2] for line in (tmp_path / "run.trec").read_text().splitlines()]
+    assert len(set(written)) == len(ids)
+    assert not any(chr(code).isspace() for code in range(0x3001, sys.maxunicode + 1))
+    assert [name for name, column in zip(ids, written, strict=True) if name == column] == [
+        "d%2",
+        "100%",
+        "d%",
+    ]  # plain ids stay as they are
+    assert [name for name, _ in run_files.read_trec(tmp_path / "run.trec")["q1"]] == ids
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "9" * 5000])
+def test_json_that_no_evaluation_writes(tmp_path: Path, text: str) -> None:
+    """Python's own errors for these name neither the file nor what to do."""
+    (tmp_path / "metrics.json").write_text(text)
+    with pytest.raises(DataError, match=r"metrics\.json:1: JSON that cannot be read"):
+        run_files.read_metrics(tmp_path)
 
 
 def test_trec_run_keeps_our_order_in_other_programs(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from scipy.stats import permutation_test
 
 from simzoo.core.records import DataError
+from simzoo.retrieval.commands.compare import compare
 from simzoo.retrieval.results.significance import compare_runs, holm, paired_randomization
 from tests.test_run_files import write_run
 
@@ -99,27 +100,58 @@ def test_compare_runs(tmp_path: Path) -> None:
     """Differences, their sign and their pairing."""
     a = write_run(tmp_path / "a", {"accuracy": [0.0] * 10 + [1.0] * 10})
     b = write_run(tmp_path / "b", {"accuracy": [1.0] * 20})
-    [row] = compare_runs([a, b])
+    [row] = compare_runs([a, b]).rows
     assert (row.first, row.second, row.metric, row.queries, row.means) == ("a", "b", "accuracy", 20, (0.5, 1.0))
     assert row.difference == pytest.approx(0.5)
     assert 0 < row.low < 0.5 < row.high <= 1
     assert row.holm == row.p == pytest.approx(2 / 2**10)
 
 
-def test_holm_is_over_the_whole_table(tmp_path: Path) -> None:
-    """Three runs and two metrics are six tests; costs, which nobody asked about, must not weaken them."""
+def test_holm_is_over_the_primary_metric(tmp_path: Path) -> None:
+    """Fifteen tests where one question was asked hide its answer; p of the rest must not read like findings."""
     rng = np.random.default_rng(0)
+    names = ("accuracy", "nDCG@10", "RR@10")
     folders = [
-        write_run(tmp_path / name, {m: (rng.random(30) < share).astype(float).tolist() for m in ("accuracy", "RR@10")})
+        write_run(tmp_path / name, {m: (rng.random(30) < share).astype(float).tolist() for m in names})
         for name, share in (("a", 0.2), ("b", 0.5), ("c", 0.9))
     ]
-    rows = compare_runs(folders)
-    assert [(r.metric, r.first, r.second) for r in rows[:3]] == [("accuracy", *pair) for pair in ("ab", "ac", "bc")]
-    assert len(rows) == 6 and {row.metric for row in rows} == {"accuracy", "RR@10"}
-    assert [row.holm for row in rows] == pytest.approx(holm([row.p for row in rows]))
-    smallest = min(rows, key=lambda row: row.p)
-    assert smallest.holm == pytest.approx(6 * smallest.p)
-    assert [row.metric for row in compare_runs(folders[:2], ["calls", "calls"])] == ["calls"]
+    found = compare_runs(folders)
+    assert found.primary == "nDCG@10" and found.lacking == {}
+    assert [(row.metric, row.first, row.second) for row in found.rows] == [
+        (metric, *pair) for metric in ("nDCG@10", "accuracy", "RR@10") for pair in ("ab", "ac", "bc")
+    ]
+    assert [row.holm for row in found.rows[:3]] == pytest.approx(holm([row.p for row in found.rows[:3]]))
+    smallest = min(found.rows[:3], key=lambda row: row.p)
+    assert smallest.holm == pytest.approx(3 * smallest.p)
+    assert [row.holm for row in found.rows[3:]] == [None] * 6
+    chosen = compare_runs(folders[:2], ["RR@10", "calls", "RR@10"])
+    assert chosen.primary == "RR@10" and [row.metric for row in chosen.rows] == ["RR@10", "calls"]
+    assert chosen.rows[0].holm == chosen.rows[0].p and chosen.rows[1].holm is None
+
+
+def test_metrics_that_a_run_lacks_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A metric that is left out without a word is taken for one that showed no difference."""
+    a = write_run(tmp_path / "a", {"accuracy": [1.0, 0.0], "R@64": [1.0, 1.0]})
+    b = write_run(tmp_path / "b", {"accuracy": [1.0, 1.0]})
+    c = write_run(tmp_path / "c", {"accuracy": [0.0, 1.0], "RR@10": [0.0, 0.0]})
+    assert compare_runs([a, b, c]).lacking == {"R@64": ["b", "c"], "RR@10": ["a", "b"]}
+    compare([a, b])
+    out = capsys.readouterr().out
+    assert "primary metric: accuracy; Holm's correction is over its 1 comparison\n" in out
+    assert "left out: R@64, which b lacks\n" in out and "exploratory" not in out
+    compare([a, b], ["accuracy", "calls"])
+    assert "exploratory" in capsys.readouterr().out
+    with pytest.raises(DataError, match="'R@64' is not in every run: b lacks it; they have accuracy, calls in common"):
+        compare_runs([a, b], ["R@64"])
+    with pytest.raises(DataError, match="no metric is named; the runs have accuracy, calls in common"):
+        compare_runs([a, b], [])
+
+
+def test_names_of_runs_are_shown_as_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Brackets of a folder's name vanished, or ended the comparison in a traceback."""
+    compare([write_run(tmp_path / name, {"accuracy": [1.0, 0.0]}) for name in ("[red]a", "b[ [x]")])
+    out = capsys.readouterr().out
+    assert "[red]a" in out and "b[ [x]" in out
 
 
 def test_queries_that_do_not_count_are_left_out_in_both(tmp_path: Path) -> None:
@@ -127,7 +159,7 @@ def test_queries_that_do_not_count_are_left_out_in_both(tmp_path: Path) -> None:
     nan = float("nan")
     a = write_run(tmp_path / "a", {"normalised": [1.0, 0.0, nan, 1.0]})
     b = write_run(tmp_path / "b", {"normalised": [nan, 1.0, 1.0, 1.0]})
-    [row] = compare_runs([a, b])
+    [row] = compare_runs([a, b]).rows
     assert (row.queries, row.means, row.difference) == (2, (0.5, 1.0), 0.5)
     c = write_run(tmp_path / "c", {"normalised": [nan, nan, 1.0, nan]})
     with pytest.raises(DataError, match="counts no query in both"):
@@ -137,7 +169,7 @@ def test_queries_that_do_not_count_are_left_out_in_both(tmp_path: Path) -> None:
 def test_folders_of_one_name_are_told_apart(tmp_path: Path) -> None:
     """Two rows that both say `axn` say nothing."""
     folders = [write_run(tmp_path / seed / "axn", {"accuracy": [1.0, 0.0]}) for seed in ("s0", "s1")]
-    [row] = compare_runs(folders)
+    [row] = compare_runs(folders).rows
     assert (row.first, row.second) == (str(folders[0]), str(folders[1]))
 
 
@@ -149,11 +181,14 @@ def test_runs_that_cannot_be_compared(tmp_path: Path) -> None:
         compare_runs([a, c])
     d = write_run(tmp_path / "d", {"accuracy": [1.0] * 20}, ids=[f"q{i + 1}" for i in range(20)])
     with pytest.raises(DataError, match=r"different queries \(20 and 20, 19 in common\)"):
-        compare_runs([a, a, d])
+        compare_runs([a, d])
     with pytest.raises(DataError, match="at least two"):
         compare_runs([a])
+    with pytest.raises(DataError, match="a: is named twice"):
+        compare_runs([a, d, tmp_path / "d" / ".." / "a"])
+    twin = write_run(tmp_path / "twin", {"accuracy": [1.0] * 20})
     with pytest.raises(DataError, match="'nDCG' is not in every run; they have accuracy, calls in common"):
-        compare_runs([a, a], ["nDCG"])
+        compare_runs([a, twin], ["nDCG"])
     other = write_run(tmp_path / "e", {"RR@10": [1.0] * 20})
-    with pytest.raises(DataError, match="nothing to compare"):
+    with pytest.raises(DataError, match=r"nothing to compare: .* \(e without accuracy; a without RR@10\)"):
         compare_runs([a, other])

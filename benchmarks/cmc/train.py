@@ -65,7 +65,9 @@ VERBS = tuple(world for world in WORLDS if world.startswith("verb"))
 def stored(model: TwoTowers, frozen: FrozenEncoder, records: Sequence[Query] | Sequence[Item]) -> Reps:
     """``{"vector": (N, h)}``: what the model's encoder would make of the records where it is the frozen one."""
     vectors = frozen.vectors(records)
-    cosines = model.normalize if isinstance(model, CMC) else isinstance(model, PolyEncoder) and model.cosine is not None
+    cosines = (
+        model.normalize if isinstance(model, CMC) else isinstance(model, PolyEncoder) and model.cosine_scale is not None
+    )
     return {"vector": F.normalize(vectors, dim=1) if cosines else vectors}
 
 
@@ -127,7 +129,7 @@ class PolyEncoderOnVectors(OnVectors, PolyEncoder):
     """Its query encoder and its codes are trained; it begins nearly with the dual encoder's scores."""
 
     plain = PolyEncoder
-    arguments: ClassVar[Mapping[str, Any]] = {"shared": False, "codes": 16, "cosine": 20.0}
+    arguments: ClassVar[Mapping[str, Any]] = {"shared": False, "codes": 16, "cosine_scale": 20.0}
 
 
 @dataclass(frozen=True)

@@ -107,7 +107,7 @@ def untrained(depth: int, seed: int) -> Hypencoder:
     """A Hypencoder with wordnet-de's encoder and scores."""
     torch.manual_seed(seed)
     q_net = _q_net(depth, WIDTH)
-    return Hypencoder(ENCODER, TOKENS, pooling="mean", q_net=q_net, scale="released", cosine=COSINE).eval()
+    return Hypencoder(ENCODER, TOKENS, pooling="mean", q_net=q_net, scale="released", begin_as_cosine=COSINE).eval()
 
 
 def untrained_wide(depth: int, seed: int) -> nn.Module:

@@ -18,7 +18,7 @@ from simzoo.models.parts.mixture import MoLHead
 K = 100
 CHUNKS = (1000, 2000, 4000)
 CHUNKED = "reference, brute force, chunks of"
-Found = tuple[NDArray[np.int64], NDArray[np.float32]]
+RowsAndScores = tuple[NDArray[np.int64], NDArray[np.float32]]
 
 
 def reference(folder: Path, head: MoLHead, width: int) -> Any:
@@ -95,7 +95,9 @@ def reference(folder: Path, head: MoLHead, width: int) -> Any:
     return made.eval().requires_grad_(False)
 
 
-def reference_methods(folder: Path, head: MoLHead, items: Tensor, queries: Tensor) -> dict[str, Callable[[], Found]]:
+def reference_methods(
+    folder: Path, head: MoLHead, items: Tensor, queries: Tensor
+) -> dict[str, Callable[[], RowsAndScores]]:
     """What the reference offers, each as a function of nothing."""
     module = reference(folder, head, items.shape[1])
     from rails.indexing import mol_top_k  # type: ignore[import-not-found]
@@ -109,14 +111,14 @@ def reference_methods(folder: Path, head: MoLHead, items: Tensor, queries: Tenso
             if hasattr(part, name):
                 setattr(part, name, getattr(part, name).float())
 
-    def top(scores: Tensor, rows: Tensor) -> Found:
+    def top(scores: Tensor, rows: Tensor) -> RowsAndScores:
         return rows[:, :K].numpy(), scores[:, :K].numpy()
 
-    def chunked(size: int) -> Found:
+    def chunked(size: int) -> RowsAndScores:
         scores = torch.cat([module(queries, chunk[None])[0] for chunk in torch.split(items, size)], dim=1)
         return top(*scores.topk(K, dim=1))
 
-    def best(size: int) -> Callable[[], Found]:
+    def best(size: int) -> Callable[[], RowsAndScores]:
         return lambda: chunked(size)
 
     methods = {f"{CHUNKED} {size:,}": best(size) for size in CHUNKS}

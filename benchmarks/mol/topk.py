@@ -35,7 +35,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional as F
 
-from benchmarks.mol.reference import CHUNKED, Found, K, reference_methods
+from benchmarks.mol.reference import CHUNKED, K, RowsAndScores, reference_methods
 from simzoo.core.files import replacing
 from simzoo.core.records import Item, Query
 from simzoo.core.reps import Ragged, Reps, take
@@ -225,8 +225,8 @@ def measure(shape: Shape, options: argparse.Namespace) -> None:
     shares: dict[str, float] = {}
     asked = [Query(str(row), "x") for row in range(BATCH)]
 
-    def searched(name: str) -> Callable[[], Found]:
-        def search() -> Found:
+    def searched(name: str) -> Callable[[], RowsAndScores]:
+        def search() -> RowsAndScores:
             ranking = named[name].search(asked, K)
             shares[name] = float(np.mean(ranking.calls)) / shape.items
             return ranking.items, ranking.scores
@@ -254,7 +254,7 @@ def measure(shape: Shape, options: argparse.Namespace) -> None:
     print(shape, {name: len(row["ms"]) for name, row in rows.items()}, flush=True)
 
 
-def compared(method: Callable[[], Found], exact: Found) -> dict[str, Any]:
+def compared(method: Callable[[], RowsAndScores], exact: RowsAndScores) -> dict[str, Any]:
     """Peak memory, recall, and the largest difference of scores where the items are the same."""
     (items, scores), mebibytes = peak(method)
     same = float(np.mean([len(np.intersect1d(a, b)) / K for a, b in zip(items, exact[0], strict=True)]))
@@ -262,8 +262,8 @@ def compared(method: Callable[[], Found], exact: Found) -> dict[str, Any]:
 
 
 def turns(
-    methods: dict[str, Callable[[], Found]], rows: dict[str, dict[str, Any]], repeats: int
-) -> Iterator[tuple[str, Callable[[], Found]]]:
+    methods: dict[str, Callable[[], RowsAndScores]], rows: dict[str, dict[str, Any]], repeats: int
+) -> Iterator[tuple[str, Callable[[], RowsAndScores]]]:
     """Methods in turn, so that a machine whose speed drifts treats them alike; those first that were timed least."""
     for repeat in range(repeats):
         for name, method in methods.items():

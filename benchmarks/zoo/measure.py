@@ -1,4 +1,5 @@
-"""Every released checkpoint on every data set at hand, and the pages made of it: docs/zoo.md and docs/zoo.html.
+"""Every released checkpoint on every data set at hand, and the pages made of it: docs/zoo.md and docs/zoo.html,
+and of every similarity: docs/systems.md.
 
     python -m benchmarks.zoo.measure             measure what is missing, then write the pages; --only names data sets
     python -m benchmarks.zoo.measure --render    only write the pages
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.zoo.page import html_page, markdown_page
+from benchmarks.zoo.systems import systems_page
 from simzoo import evaluate
 from simzoo.core.hub import file_sha256
 from simzoo.datamodules.readers.wordnet import TEST_WORLDS
@@ -159,7 +161,11 @@ def figures() -> list[dict[str, Any]]:
 def pages() -> dict[Path, str]:
     """The pages as they have to be, by file."""
     rows = figures()
-    return {Path("docs/zoo.md"): markdown_page(rows), Path("docs/zoo.html"): html_page(rows)}
+    return {
+        Path("docs/zoo.md"): markdown_page(rows),
+        Path("docs/zoo.html"): html_page(rows),
+        Path("docs/systems.md"): systems_page(),
+    }
 
 
 def main() -> None:

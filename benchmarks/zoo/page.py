@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from simzoo.retrieval.results.report import size
 from simzoo.retrieval.results.significance import holm, paired_randomization
 
 Row = dict[str, Any]
@@ -23,7 +24,7 @@ fails when it is stale. The same as a page with sorting and plots: [zoo.html](zo
 A random sample of at most 100 queries a data set (the same for every system). Cross-encoders and other similarities
 that are no inner product re-rank wordnet-de's top 64. Bold: the best of a column. †: below the best of its column in a
 paired randomisation test (p < 0.05, Holm-corrected within the column). No mark: the difference may be chance. Calls are
-scored pairs a query; the representations' bytes are of queries and items together. Milliseconds are left out, as they
+scored pairs a query; kept are the representations of queries and items together. Milliseconds are left out, as they
 belong to the machine: the cards have them. Models of what users do rank their own items alone: see their cards.
 """
 
@@ -105,6 +106,16 @@ def _cell(row: Row | None, metric: str, found: dict[str, str], interval: bool = 
     return f"{text} ({value['low']:.3f} to {value['high']:.3f})" if interval else text
 
 
+def _card(row: Row) -> str | None:
+    """Where a system's card is, seen from docs/; None: it is none of ours."""
+    name = row["checkpoint"]["name"] or ""
+    return f"../{name}/README.md" if name.startswith("checkpoints/") else None
+
+
+def _linked(row: Row) -> str:
+    return f"[{row['system']}]({card})" if (card := _card(row)) else str(row["system"])
+
+
 def _overview(rows: list[Row], metric: str) -> str:
     data = [
         name for name in _names(rows, "folder") if any(r["folder"] == name and metric in r["metrics"] for r in rows)
@@ -112,9 +123,10 @@ def _overview(rows: list[Row], metric: str) -> str:
     found = {name: marks([row for row in rows if row["folder"] == name], metric) for name in data}
     by_place = {(row["folder"], row["system"]): row for row in rows}
     lines = [f"| system | {' | '.join(data)} |", f"|{'---|' * (1 + len(data))}"]
+    linked = {row["system"]: _linked(row) for row in rows}
     for system in _names(rows, "system"):
         cells = [_cell(by_place.get((name, system)), metric, found[name]) for name in data]
-        lines.append(f"| {system} | {' | '.join(cells)} |")
+        lines.append(f"| {linked[system]} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -122,14 +134,14 @@ def _details(rows: list[Row]) -> str:
     names = [name for name in METRICS if any(name in row["metrics"] for row in rows)]
     found = {name: marks(rows, name) for name in names}
     lines = [
-        f"| system | searcher | {' | '.join(names)} | calls | bytes |",
+        f"| system | searcher | {' | '.join(names)} | calls | kept |",
         f"|{'---|' * (4 + len(names))}",
     ]
     for row in rows:
         cells = [_cell(row, name, found[name], interval=True) for name in names]
-        kept = sum(row["bytes"].values())
-        head = f"{row['system']} | {row['searcher']['name']}"
-        lines.append(f"| {head} | {' | '.join(cells)} | {row['cost']['calls']['mean']:,.0f} | {kept:,} |")
+        kept = size(sum(row["bytes"].values()))
+        head = f"{_linked(row)} | {row['searcher']['name']}"
+        lines.append(f"| {head} | {' | '.join(cells)} | {row['cost']['calls']['mean']:,.0f} | {kept} |")
     return "\n".join(lines)
 
 
@@ -150,9 +162,11 @@ def html_page(rows: list[Row]) -> str:
             {
                 "data": row["folder"],
                 "system": row["system"],
+                "card": _card(row),
                 "searcher": row["searcher"]["name"],
                 "calls": row["cost"]["calls"]["mean"],
                 "bytes": sum(row["bytes"].values()),
+                "kept": size(sum(row["bytes"].values())),
                 "metrics": metrics,
             }
         )

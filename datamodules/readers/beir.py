@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections import defaultdict
+from collections.abc import Collection as Known
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from simzoo.core.records import Collection, DataError, Item, Query
-from simzoo.datamodules.readers.json_lines import Record, existing, numbered_lines, read_json_lines
+from simzoo.datamodules.readers.beir_files import GRADE_BITS, Folder, Hub, Source
+from simzoo.datamodules.readers.json_lines import Record
+from simzoo.datamodules.readers.notes import Notes
 
 _Value = TypeVar("_Value")
 
@@ -20,19 +22,23 @@ EMPTY_ITEM_JUDGED = "judgements of a dropped item, dropped"
 REPEATED = "repeated lines with the same content, dropped"
 UNJUDGED = "queries without judgements, dropped"
 ONLY_IRRELEVANT = "queries judged without a relevant item, kept"
-OWN_ITEM = "queries that are an item themselves"
-OWN_ITEM_JUDGED = "judgements of a query by itself, dropped"
+OWN_ITEM = "queries with the id of an item, which is no result for them"
+OTHER_TEXT = "queries with the id of an item that does not hold their text; that item is no result for them either"
+OWN_ITEM_JUDGED = "judgements of a query by the item with its id, dropped"
 
 
-def load_beir(root: Path | str, split: str = "test", judged_only: bool = True, drop_same_id: bool = True) -> Collection:
-    """Read a folder in BEIR's layout; each file may be gzipped (.gz), the judgements may have a header line.
+def load_beir(
+    root: Path | str, split: str = "test", judged_only: bool = True, drop_same_id: bool = False
+) -> Collection:
+    """Read a folder in BEIR's layout; each file may be gzipped (.gz), the judgements may have BEIR's header line.
 
     Args:
         root: The folder.
-        split: The name of the file in ``qrels``.
+        split: The name of the file in ``qrels``; "dev" and "validation" are the same.
         judged_only: Drop the queries that the split does not judge.
-        drop_same_id: Drop the judgement of a query by the item that is the query itself (see ``own_items``). Rankings
-            must leave that item out as well.
+        drop_same_id: An item with a query's id is that query itself, as in ArguAna and Quora: it is no result for the
+            query (`Collection.own`), and its judgement is dropped. BEIR's own evaluation does so. Other data sets
+            number queries and items apart: there it would take judgements away.
 
     Returns:
         The collection; grades are kept as they are, zero and negative ones too. Items with neither title nor text are
@@ -42,25 +48,17 @@ def load_beir(root: Path | str, split: str = "test", judged_only: bool = True, d
         DataError: a file is missing or empty; or, with file and line, broken JSON, a missing key, an empty query, an id
             given twice with different content, or a judgement that is malformed or names an unknown id.
     """
-    root = Path(root)
-    if not root.is_dir():
-        raise DataError("expected a folder with corpus.jsonl, queries.jsonl and qrels/, but there is none", root)
-    qrels = existing(root / "qrels" / f"{split}.tsv")
-    builder = _Builder(root.resolve().name)
-    builder.add_items(read_json_lines(root / "corpus.jsonl"))
-    builder.add_queries(read_json_lines(root / "queries.jsonl"))
-    builder.add_judgements(_read_qrels(qrels))
-    return builder.build(judged_only, drop_same_id)
+    return _load(Folder(root), split, judged_only, drop_same_id)
 
 
 def load_beir_hub(
-    name: str, split: str = "test", judged_only: bool = True, drop_same_id: bool = True, revision: str | None = None
+    name: str, split: str = "test", judged_only: bool = True, drop_same_id: bool = False, revision: str | None = None
 ) -> Collection:
     """Read a BEIR set from the Hugging Face Hub: the data sets ``BeIR/<name>`` and ``BeIR/<name>-qrels``.
 
     Args:
         name: "scifact", or with its owner: "BeIR/scifact".
-        split: The split of the judgements.
+        split: The split of the judgements; "dev" and "validation" are the same.
         judged_only: As in ``load_beir``.
         drop_same_id: As in ``load_beir``.
         revision: A commit, tag or branch of ``BeIR/<name>``; None for its newest.
@@ -68,60 +66,73 @@ def load_beir_hub(
     Raises:
         DataError: as ``load_beir``, the row number in place of the line; or the data sets cannot be loaded.
     """
-    repo = name if "/" in name else f"BeIR/{name}"
-    builder = _Builder(repo.split("/")[-1])
-    builder.add_items(_hub_rows(repo, "corpus", "corpus", revision))
-    builder.add_queries(_hub_rows(repo, "queries", "queries", revision))
-    builder.add_judgements(_hub_rows(f"{repo}-qrels", None, split, None))
-    return builder.build(judged_only, drop_same_id)
+    return _load(Hub(name, revision), split, judged_only, drop_same_id)
 
 
-def _hub_rows(repo: str, config: str | None, split: str, revision: str | None) -> Iterator[Record]:
-    datasets = import_module("datasets")  # takes a second or two, which folders need not pay
-    try:
-        rows: Iterable[Mapping[str, Any]] = datasets.load_dataset(repo, config, split=split, revision=revision)
-    except (OSError, ValueError) as error:
-        what = f"split {split!r}" + (f" of {config!r}" if config else "")
-        raise DataError(f"cannot load {what} from the Hub: {error}", repo) from error
-    for number, row in enumerate(rows, start=1):
-        yield Record(row, f"{repo}/{config or split}", number)
+def load_corpus(source: Source) -> Collection:
+    """Read the items alone: a folder with corpus.jsonl and nothing else will do.
 
+    Args:
+        source: a `Folder` or a data set of the `Hub`.
 
-def _read_qrels(path: Path) -> Iterator[Record]:
-    for number, line in numbered_lines(path):
-        fields = [field.strip() for field in line.rstrip("\r\n").split("\t")]
-        try:
-            query, item, grade = fields
-            yield Record({"query-id": query, "corpus-id": item, "score": int(grade)}, path, number)
-        except ValueError as error:
-            if number > 1 or len(fields) != 3 or any(map(str.isdigit, fields[2])):  # line 1 may be a header
-                raise DataError(
-                    f"expected query id, item id and a whole-number grade between tabs, got {line.rstrip()[:80]!r}",
-                    path,
-                    number,
-                ) from error
+    Returns:
+        A collection without queries.
 
-
-def own_items(collection: Collection) -> dict[int, int]:
-    """The queries that are an item themselves, as in ArguAna and Quora: query row -> row of that item.
-
-    The item has the query's id and holds the query's text word for word. The id alone does not tell: many sets number
-    queries and items independently of each other.
+    Raises:
+        DataError: as ``load_beir``.
     """
-    rows = {item.id: row for row, item in enumerate(collection.items)}
-    return {
-        query_row: rows[query.id]
-        for query_row, query in enumerate(collection.queries)
-        if query.id in rows and _is_item(query, collection.items[rows[query.id]])
-    }
+    builder = _Builder(source.name)
+    builder.add_items(source.items())
+    items = builder.kept_items()
+    return Collection(source.name, items, [], [], notes=builder.notes.told(source.name))
 
 
-def _is_item(query: Query, item: Item) -> bool:
-    return _words(query.text) in _words(f"{item.title} {item.text}")
+def split_queries(source: Source, split: str) -> list[Query]:
+    """The queries that a split judges, to serve as anchors (`with_anchors`); the items are not read.
+
+    Args:
+        source: a `Folder` or a data set of the `Hub`.
+        split: of the judgements, for example "train".
+
+    Raises:
+        DataError: as ``load_beir``.
+    """
+    builder = _Builder(source.name)
+    builder.add_queries(source.queries())
+    builder.add_judgements(source.judgements(split), None)
+    builder.notes.told(source.name)
+    return [query for query in builder.queries.values() if query.id in builder.judged]
 
 
-def _words(text: str) -> str:
-    return " " + " ".join(text.lower().split()) + " "
+def generated_queries(source: Source) -> list[Query]:
+    """The pseudo-queries that BEIR's authors generated for the items, to serve as anchors (`with_anchors`).
+
+    Args:
+        source: a `Folder`, which has them in gen-queries.jsonl as BEIR's GenQ writes it, or the `Hub`, which has them
+            in ``<name>-generated-queries``.
+
+    Returns:
+        Each text once, named "generated-" and its line or row.
+
+    Raises:
+        DataError: they are missing or empty; or, with file and line, one is malformed.
+    """
+    found: dict[str, Query] = {}
+    for record in source.generated():
+        text = record.text("text")
+        if not text.strip():
+            raise record.error("the generated query is empty; remove it")
+        found.setdefault(text, Query(f"generated-{record.line}", text))
+    return list(found.values())
+
+
+def _load(source: Source, split: str, judged_only: bool, drop_same_id: bool) -> Collection:
+    builder = _Builder(source.name)
+    judgements = source.judgements(split)  # a mistyped split is told before a long corpus is read
+    builder.add_items(source.items())
+    builder.add_queries(source.queries())
+    builder.add_judgements(judgements, builder.items)
+    return builder.build(split, judged_only, drop_same_id)
 
 
 @dataclass
@@ -132,7 +143,7 @@ class _Builder:
     items: dict[str, Item] = field(default_factory=dict)
     queries: dict[str, Query] = field(default_factory=dict)
     judged: dict[str, dict[str, int]] = field(default_factory=lambda: defaultdict(dict))
-    notes: Counter[str] = field(default_factory=Counter)
+    notes: Notes = field(default_factory=Notes)
 
     def add_items(self, records: Iterable[Record]) -> None:
         for record in records:
@@ -146,12 +157,13 @@ class _Builder:
                 raise record.error(f"query {identifier!r} is empty; give it a text or remove it")
             self._add(record, identifier, Query(identifier, text), self.queries)
 
-    def add_judgements(self, records: Iterable[Record]) -> None:
+    def add_judgements(self, records: Iterable[Record], items: Known[str] | None) -> None:
         for record in records:
-            query, item, grade = record.identifier("query-id"), record.identifier("corpus-id"), record.integer("score")
+            query, item = record.identifier("query-id"), record.identifier("corpus-id")
+            grade = record.integer("score", GRADE_BITS)
             if query not in self.queries:
                 raise record.error(f"a judgement for query {query!r}, which is not among the queries")
-            if item not in self.items:
+            if items is not None and item not in items:
                 raise record.error(f"a judgement of item {item!r}, which is not in the corpus")
             self._add(record, item, grade, self.judged[query])
 
@@ -159,35 +171,57 @@ class _Builder:
         if identifier not in known:
             known[identifier] = value
         elif known[identifier] == value:
-            self.notes[REPEATED] += 1
+            self.notes.drop(REPEATED, f"{record.path}:{record.line}")
         else:
             raise record.error(f"id {identifier!r} was given before with other content")
 
-    def build(self, judged_only: bool, drop_same_id: bool) -> Collection:
-        items = [item for item in self.items.values() if item.title.strip() or item.text.strip()]
-        self.notes[EMPTY_ITEM] = len(self.items) - len(items)
-        self.notes[EMPTY_TITLE] = sum(not item.title.strip() for item in items)
-        rows = {item.id: row for row, item in enumerate(items)}
-        own = {q.id for q in self.queries.values() if q.id in rows and _is_item(q, items[rows[q.id]])}
-        judged = self._judgements(rows, own if drop_same_id else set())
-        queries = [query for query in self.queries.values() if not judged_only or judged.get(query.id)]
-        if not queries:
-            raise DataError(f"collection {self.name!r} has no judged queries")
-        self.notes[UNJUDGED] = len(self.queries) - len(queries)
-        judgements = [judged.get(query.id, {}) for query in queries]
-        self.notes[ONLY_IRRELEVANT] = sum(bool(grades) and max(grades.values()) <= 0 for grades in judgements)
-        self.notes[OWN_ITEM] = sum(query.id in own for query in queries)
-        return Collection(self.name, items, queries, judgements, notes=dict(+self.notes))
+    def kept_items(self) -> list[Item]:
+        items = []
+        for item in self.items.values():
+            if not item.title.strip() and not item.text.strip():
+                self.notes.drop(EMPTY_ITEM, item.id)
+                continue
+            items.append(item)
+            self.notes.keep(EMPTY_TITLE, not item.title.strip())
+        return items
 
-    def _judgements(self, rows: Mapping[str, int], own: Set[str]) -> dict[str, dict[int, int]]:
-        judged: dict[str, dict[int, int]] = {}
-        for query, grades in self.judged.items():
-            judged[query] = {}
-            for item, grade in grades.items():
-                if item not in rows:
-                    self.notes[EMPTY_ITEM_JUDGED] += 1
-                elif item == query and query in own:
-                    self.notes[OWN_ITEM_JUDGED] += 1
-                else:
-                    judged[query][rows[item]] = grade
-        return judged
+    def build(self, split: str, judged_only: bool, drop_same_id: bool) -> Collection:
+        items = self.kept_items()
+        rows = {item.id: row for row, item in enumerate(items)}
+        own = {name: rows[name] for name in self.queries if name in rows} if drop_same_id else {}
+        judged = {query: self._judgements(query, rows, own) for query in self.judged}
+        queries = []
+        for query in self.queries.values():
+            if judged_only and not judged.get(query.id):
+                self.notes.drop(UNJUDGED, query.id)
+            else:
+                queries.append(query)
+        if not queries:
+            raise DataError(f"collection {self.name!r} has no query that the split {split!r} judges")
+        judgements = [judged.get(query.id, {}) for query in queries]
+        self.notes.keep(ONLY_IRRELEVANT, sum(bool(grades) and max(grades.values()) <= 0 for grades in judgements))
+        themselves = {place: own[query.id] for place, query in enumerate(queries) if query.id in own}
+        for place, row in themselves.items():
+            self.notes.drop(OWN_ITEM, queries[place].id)
+            if not _holds(items[row], queries[place].text):
+                self.notes.drop(OTHER_TEXT, queries[place].id)
+        return Collection(self.name, items, queries, judgements, notes=self.notes.told(self.name), own=themselves)
+
+    def _judgements(self, query: str, rows: dict[str, int], own: Known[str]) -> dict[int, int]:
+        kept = {}
+        for item, grade in self.judged[query].items():
+            if item not in rows:
+                self.notes.drop(EMPTY_ITEM_JUDGED, f"{query} {item}")
+            elif item == query and query in own:
+                self.notes.drop(OWN_ITEM_JUDGED, query)
+            else:
+                kept[rows[item]] = grade
+        return kept
+
+
+def _holds(item: Item, text: str) -> bool:
+    return _words(text) in _words(f"{item.title} {item.text}")
+
+
+def _words(text: str) -> str:
+    return " " + " ".join(text.lower().split()) + " "

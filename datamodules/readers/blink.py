@@ -7,12 +7,13 @@ are.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
-from simzoo.core.records import Collection, Item, Query
+from simzoo.core.records import Collection, DataError, Item, Query
 from simzoo.datamodules.readers.json_lines import Record, read_json_lines
+from simzoo.datamodules.readers.notes import Notes
 
 NO_ENTITY = "mentions of entities that the catalogue lacks, left out"
 
@@ -26,7 +27,10 @@ def load_entities(path: Path) -> list[Item]:
     seen: set[str] = set()
     items = []
     for record in read_json_lines(path):
-        item = Item(record.identifier("idx").rpartition("curid=")[2].strip(), record.text("text"), record.text("title"))
+        name = record.identifier("idx").rpartition("curid=")[2].strip()
+        if not name:
+            raise record.error(f"expected a page id, or an address that ends in one, got {record.identifier('idx')!r}")
+        item = Item(name, record.text("text"), record.text("title"))
         if item.id in seen:
             raise record.error(f"page id {item.id!r} appears more than once")
         seen.add(item.id)
@@ -40,7 +44,7 @@ def load_blink(entities: Sequence[Item], mentions: Path, context_words: int = 64
     Args:
         entities: the catalogue; see `load_entities`.
         mentions: JSON lines, for example ``AIDA-YAGO2_testb.jsonl``.
-        context_words: words to keep on each side of a mention.
+        context_words: words to keep on each side of a mention, at least 0.
 
     Returns:
         The collection. A query's id is the line's number, because BLINK's own ids repeat; its alias is the mention in
@@ -48,22 +52,30 @@ def load_blink(entities: Sequence[Item], mentions: Path, context_words: int = 64
         counted, as BLINK does.
 
     Raises:
-        DataError: the file is missing or empty; or, with file and line, broken JSON, a missing key or an empty mention.
+        DataError: the file is missing or empty, or the catalogue has none of its entities; or, with file and line,
+            broken JSON, a missing key or an empty mention.
     """
+    if context_words < 0:
+        raise DataError(
+            f"context_words is a number of words on each side of a mention, at least 0; got {context_words}"
+        )
     rows = {item.id: row for row, item in enumerate(entities)}
-    notes: Counter[str] = Counter()
+    notes = Notes()
     queries, judgements = [], []
     for record in read_json_lines(mentions):
+        query = _query(record, context_words)
         gold = rows.get(record.identifier("label_id").strip())
         if gold is None:
-            notes[NO_ENTITY] += 1
+            notes.drop(NO_ENTITY, f"line {record.line}")
             continue
-        queries.append(_query(record, context_words))
+        queries.append(query)
         judgements.append({gold: 1})
+    if not queries:
+        raise DataError("the catalogue has none of the mentions' entities; is it the right one?", mentions)
     aliases: dict[str, list[int]] = defaultdict(list)
     for row, item in enumerate(entities):
         aliases[item.title.lower()].append(row)
-    return Collection(mentions.stem, entities, queries, judgements, aliases, dict(notes))
+    return Collection(mentions.stem, entities, queries, judgements, aliases, notes.told(mentions.stem))
 
 
 def _query(record: Record, context_words: int) -> Query:

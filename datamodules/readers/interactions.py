@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simzoo.core.records import DataError
-from simzoo.datamodules.readers.json_lines import existing, numbered_lines, read_json_lines
+from simzoo.datamodules.readers.json_lines import existing, numbered_lines, read_json_lines, whole_number
+from simzoo.datamodules.readers.notes import Notes
 
 Layout = Literal["sasrec", "recbole", "movielens", "amazon"]
 
@@ -22,6 +23,9 @@ REPEATED = "actions of a user on an item seen before, kept"
 FEW_USERS = "users with too few actions, dropped"
 FEW_ITEMS = "items with too few actions, dropped"
 NO_ACTION = "described items without an action, left out"
+REPEATED_ITEM = "items described twice alike, dropped"
+
+LATEST = 2**62
 
 _TYPED = re.compile(r"(\w+):(token|token_seq|float|float_seq)")
 
@@ -75,7 +79,10 @@ class Interactions:
             )
         kept = often & active[self.users]
         known = per_item >= item_actions
-        dropped = {FEW_USERS: int((~active).sum()), FEW_ITEMS: int((~known).sum())}
+        notes = Notes()
+        for reason, names, keep in ((FEW_USERS, self.user_ids, active), (FEW_ITEMS, self.item_ids, known)):
+            for row in np.flatnonzero(~keep).tolist():
+                notes.drop(reason, names[row])
         return replace(
             self,
             users=(active.cumsum() - 1)[self.users[kept]],
@@ -83,7 +90,7 @@ class Interactions:
             times=None if self.times is None else self.times[kept],
             user_ids=[name for name, keep in zip(self.user_ids, active, strict=True) if keep],
             item_ids=[name for name, keep in zip(self.item_ids, known, strict=True) if keep],
-            notes={**self.notes, **{reason: count for reason, count in dropped.items() if count}},
+            notes={**self.notes, **notes.told(self.name)},
         )
 
 
@@ -151,16 +158,29 @@ def _read_recbole(path: Path) -> Interactions:
     )
     found = _gathered(path, actions)
     described = path.with_name(path.name.removesuffix(".gz").removesuffix(".inter") + ".item")
-    if not described.is_file():
+    if not described.is_file() and not described.with_name(described.name + ".gz").is_file():
         return found
-    names, rows = _atomic(described, ("item_id",))
+    notes = Notes()
+    texts = _descriptions(existing(described), notes)
+    for unused in sorted(texts.keys() - set(found.item_ids)):
+        notes.drop(NO_ACTION, unused)
+    return replace(found, texts=texts, notes={**found.notes, **notes.told(found.name)})
+
+
+def _descriptions(path: Path, notes: Notes) -> dict[str, str]:
+    """What an .item file says of each item."""
+    names, rows = _atomic(path, ("item_id",))
     item = names.index("item_id")
-    texts = {
-        fields[item]: "; ".join(f"{n}: {v}" for n, v in zip(names, fields, strict=True) if n != "item_id" and v)
-        for _, fields in rows
-    }
-    unused = len(texts.keys() - set(found.item_ids))
-    return replace(found, texts=texts, notes={**found.notes, **({NO_ACTION: unused} if unused else {})})
+    texts: dict[str, str] = {}
+    for number, fields in rows:
+        text = "; ".join(f"{n}: {v}" for n, v in zip(names, fields, strict=True) if n != "item_id" and v)
+        if fields[item] not in texts:
+            texts[fields[item]] = text
+        elif texts[fields[item]] == text:
+            notes.drop(REPEATED_ITEM, fields[item])
+        else:
+            raise DataError(f"item {fields[item]!r} was described before, and otherwise", path, number)
+    return texts
 
 
 def _atomic(path: Path, needed: Sequence[str]) -> tuple[list[str], Iterator[tuple[int, list[str]]]]:
@@ -170,10 +190,10 @@ def _atomic(path: Path, needed: Sequence[str]) -> tuple[list[str], Iterator[tupl
     typed = [_TYPED.fullmatch(column.strip()) for column in first.split("\t")]
     names = [matched[1] for matched in typed if matched]
     missing = [name for name in needed if name not in names]
-    if len(names) < len(typed) or missing:
+    if len(names) < len(typed) or missing or len(set(names)) < len(names):
         raise DataError(
             f"expected a header like 'user_id:token<tab>item_id:token<tab>timestamp:float' with "
-            f"{' and '.join(needed)}, got {first[:80]!r}",
+            f"{' and '.join(needed)}, each name once, got {first[:80]!r}",
             path,
             number,
         )
@@ -201,7 +221,8 @@ def _reviews(path: Path) -> Iterator[Action]:
         if columns is None:
             raise record.error(f"expected the keys {_known()}; got {', '.join(map(repr, record.fields))}")
         user, item = record.identifier(columns.user), record.identifier(columns.item)
-        yield Action(user, item, record.integer(columns.time) // columns.per_second)
+        time = _kept(record.integer(columns.time) // columns.per_second, record.path, record.line)
+        yield Action(user, item, time)
 
 
 def _read_ratings(path: Path) -> Interactions:
@@ -211,6 +232,8 @@ def _read_ratings(path: Path) -> Interactions:
     separator = next((s for s in ("::", "\t", ",") if s in first), None)
     names = [name.strip() for name in first.split(separator)]
     columns = _columns(names)
+    if columns is not None and len(set(names)) < len(names):
+        raise DataError(f"a name is there twice in the header {first[:80]!r}", path, number)
     if columns is None:
         if separator is None or len(names) != 4 or not _is_number(names[3]):
             raise DataError(
@@ -242,11 +265,8 @@ def _known() -> str:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    found = ((number, line.rstrip("\r\n")) for number, line in numbered_lines(path))
-    first = next(found, None)
-    if first is None:
-        raise DataError("holds blank lines only", path)
-    return chain([first], found)
+    found = numbered_lines(path)
+    return chain([next(found)], found)  # a file without a line is refused before it is read
 
 
 def _fields(
@@ -269,11 +289,19 @@ def _is_number(text: str) -> bool:
 
 def _seconds(text: str, per_second: int, path: Path, number: int) -> int:
     # Whole numbers do not go through float, which would round a time in nanoseconds.
-    if text.isdecimal():
-        return int(text) // per_second
+    whole = whole_number(text)
+    if whole is not None:
+        return _kept(whole // per_second, path, number)
     if not _is_number(text):
-        raise DataError(f"expected a timestamp, got {text!r}", path, number)
-    return int(float(text) // per_second)
+        raise DataError(f"expected a timestamp, got {text[:40]!r}", path, number)
+    return _kept(int(float(text) // per_second), path, number)
+
+
+def _kept(time: int, path: str | Path, number: int) -> int:
+    """A time whose distance from any other one 64 bits hold."""
+    if not -LATEST <= time <= LATEST:
+        raise DataError(f"expected a time within {LATEST:,} seconds of 1970, got {time:.3g}", path, number)
+    return time
 
 
 def _gathered(path: Path, actions: Iterable[Action]) -> Interactions:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import argparse
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from simzoo.core.records import Collection, DataError, Item, Query
-from simzoo.datamodules.readers.json_lines import numbered_lines
+from simzoo.datamodules.readers.json_lines import numbered_lines, whole_number
+from simzoo.datamodules.readers.notes import Notes
 from simzoo.datamodules.readers.wordnet_files import (
     HOW_TO_GET,
     PARTS,
@@ -45,6 +46,8 @@ TEST_WORLDS = ("noun.artifact", "noun.person", "verb.communication", "noun.event
 DEV_WORLDS = ("noun.group", "noun.possession", "verb.motion")
 TRAIN_WORLDS = tuple(world for world in WORLDS if world not in TEST_WORLDS + DEV_WORLDS)
 
+LONGEST = 1 << 16  # of a line; WordNet's have less than 16,000 characters
+
 _SYNSET = re.compile(r"\d{8} \d\d [nvasr] [0-9a-f]{2} ")
 _POS = {"noun": "n", "verb": "v", "adj": "a", "adv": "r"}
 _MARKER = re.compile(r"\((?:a|p|ip)\)$")  # where an adjective may stand: galore(ip)
@@ -67,6 +70,11 @@ class _World:
     judgements: list[Mapping[int, int]] = field(default_factory=list)
     aliases: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
     notes: Counter[str] = field(default_factory=Counter)
+    dropped: Notes = field(default_factory=Notes)
+
+    def drop(self, reason: str, example: str) -> None:
+        self.notes[reason] += 1
+        self.dropped.drop(reason, example)
 
 
 def load_wordnet(folder: Path, titles: bool = True, only: Sequence[str] | None = None) -> dict[str, Collection]:
@@ -87,9 +95,12 @@ def load_wordnet(folder: Path, titles: bool = True, only: Sequence[str] | None =
             not a lexicographer file or has no synsets in the folder.
     """
     wanted = WORLDS if only is None else only
+    if not wanted:
+        raise DataError(f"an empty list of worlds; name at least one of {', '.join(WORLDS)}")
     if unknown := sorted(set(wanted) - set(WORLDS)):
         raise DataError(f"unknown WordNet world {', '.join(unknown)}; choose from {', '.join(WORLDS)}")
-    worlds = {name: _World() for name in WORLDS if name in wanted}
+    dropped = Notes()  # of all worlds together: a line for each of them would be read by nobody
+    worlds = {name: _World(dropped=dropped) for name in WORLDS if name in wanted}
     parts = [part for part in PARTS if any(name.startswith(part) for name in worlds)]
     finder = MentionFinder({_POS[part]: _read_exceptions(folder / f"{part}.exc") for part in parts})
     for part in parts:
@@ -105,7 +116,34 @@ def load_wordnet(folder: Path, titles: bool = True, only: Sequence[str] | None =
             raise DataError(f"has no synset of world {name}; {HOW_TO_GET}", folder)
     if not collections:
         raise DataError(f"has no synsets; {HOW_TO_GET}", folder)
+    dropped.told("WordNet")
     return collections
+
+
+def load_synsets(folder: Path, wanted: Container[str], titles: bool = True) -> list[Item]:
+    """Read some synsets of all worlds, as `load_wordnet` would give them, in the order of the files.
+
+    Args:
+        folder: A complete folder, as ``find_wordnet`` returns it.
+        wanted: Their ids: part of speech (n, v, a, r), "-" and the offset in the data file.
+        titles: Whether they are titled with their lemmas.
+
+    Raises:
+        DataError: a line is malformed (with file and line).
+    """
+    items = []
+    for part in PARTS:
+        path = folder / f"data.{part}"
+        for number, line in _lines(path):
+            name = f"{_POS[part]}-{line[:8]}"
+            if name in wanted:
+                _, _, lemmas, gloss = _parse_synset(path, number, line, part)
+                items.append(Item(name, split_gloss(gloss).definition, _title(lemmas) if titles else ""))
+    return items
+
+
+def _title(lemmas: Sequence[str]) -> str:
+    return ", ".join(lemma.replace("_", " ") for lemma in lemmas)
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -113,8 +151,10 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
     if not path.is_file():
         raise DataError(f"no such file; {HOW_TO_GET}", path)
     for number, line in numbered_lines(path):
+        if len(line) > LONGEST:
+            raise DataError(f"is longer than {LONGEST:,} characters; {HOW_TO_GET}", path, number)
         if not line.startswith("  "):
-            yield number, line.rstrip("\r\n")
+            yield number, line
 
 
 def _read_exceptions(path: Path) -> Exceptions:
@@ -139,7 +179,7 @@ def _read_data(
         world = worlds.get(name)
         places[offset] = (name, -1 if world is None else len(world.items))
         if world is not None:
-            title = ", ".join(lemma.replace("_", " ") for lemma in lemmas) if titles else ""
+            title = _title(lemmas) if titles else ""
             keys = list(dict.fromkeys(lemma.lower() for lemma in lemmas))
             _add_synset(world, Item(f"{_POS[part]}-{offset}", gloss, title), keys, finder)
     return places
@@ -154,13 +194,13 @@ def _add_synset(world: _World, synset: Item, lemmas: Sequence[str], finder: Ment
         world.notes[REPAIRED] += 1
     for number, example in enumerate(gloss.examples, start=1):
         if example in gloss.examples[: number - 1]:
-            world.notes[REPEATED] += 1
+            world.drop(REPEATED, f"{synset.id}.{number}")
         elif found := finder.find(example, lemmas, pos):
             span, lemma = found
             world.queries.append(Query(f"{synset.id}.{number}", example, span, f"{lemma}#{pos}"))
             world.judgements.append({row: 1})
         else:
-            world.notes[NOT_FOUND] += 1
+            world.drop(NOT_FOUND, f"{synset.id}.{number}")
 
 
 def _parse_synset(path: Path, number: int, line: str, part: str) -> tuple[str, str, list[str], str]:
@@ -190,7 +230,8 @@ def _read_index(path: Path, part: str, places: Mapping[str, tuple[str, int]], wo
     """Fill the worlds' alias tables in the index's order of senses, the most frequent first."""
     for number, line in _lines(path):
         fields = line.split()
-        if len(fields) < 7 or fields[1] != _POS[part] or not fields[2].isdigit() or int(fields[2]) > len(fields) - 6:
+        count = whole_number(fields[2]) if len(fields) >= 7 else None
+        if count is None or fields[1] != _POS[part] or not 0 < count <= len(fields) - 6:
             raise DataError(
                 f"expected a lemma, {_POS[part]!r}, the number of its synsets, pointers, and the synsets' offsets, "
                 f"got {line[:60]!r}",
@@ -198,7 +239,7 @@ def _read_index(path: Path, part: str, places: Mapping[str, tuple[str, int]], wo
                 number,
             )
         alias = f"{fields[0]}#{_POS[part]}"
-        for offset in fields[len(fields) - int(fields[2]) :]:
+        for offset in fields[len(fields) - count :]:
             if offset not in places:
                 raise DataError(f"lemma {fields[0]!r} names synset {offset}, which data.{part} lacks", path, number)
             name, row = places[offset]

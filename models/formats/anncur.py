@@ -35,7 +35,7 @@ def is_released(place: Path) -> bool:
 def load_released(checkpoint: str | Path, backbone: str = BERT) -> CrossEncoder | DualEncoder:
     """Loads released weights, in evaluation mode, on the CPU; which of the three models it is, the keys say.
 
-    In pairs the entity always begins at position 128, whatever the mention's length (``layout: fixed``).
+    In pairs the entity always begins at position 128, whatever the mention's length (``item_position: fixed``).
 
     Args:
         checkpoint: a file, a folder with one .ckpt, or a name on the Hub.
@@ -88,7 +88,7 @@ def load_encoder(
 def _pair(state: dict[str, Tensor], file: Path, backbone: str) -> CrossEncoder:
     scoring: Any = "cls" if HEAD in _prefixes(state) else "emb"
     tokens = TokenConfig(query_length=SIDE_TOKENS, item_length=SIDE_TOKENS - 1)
-    model = CrossEncoder(BackboneConfig(backbone), tokens, scoring=scoring, layout="fixed")
+    model = CrossEncoder(BackboneConfig(backbone), tokens, scoring=scoring, item_position="fixed")
     places = {f"{PAIR}.": model.encoder.model}
     if model.head is not None:
         places[f"{HEAD}."] = model.head[-1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from simzoo.models.dual_encoder import DualEncoder
 from simzoo.models.parts.backbone import Encoder
 from simzoo.models.parts.pooling import mean_state
 from simzoo.models.parts.pretrained import unasked
+from simzoo.models.sequence_classifier import SequenceClassifier
 from simzoo.models.similarity import LearnedSimilarity
 
 
@@ -28,18 +30,23 @@ def save_sentence_transformer(model: LearnedSimilarity, folder: Path) -> None:
     written into the text by the caller, and longer texts are cut as that package cuts them.
 
     Args:
-        model: a dual encoder with one encoder for both sides, or a cross-encoder that scores by [CLS].
+        model: a dual encoder with one encoder for both sides, a cross-encoder that scores by [CLS],
+            or a sequence classifier.
         folder: to write.
 
     Raises:
         TypeError: another model, which that package has no modules for.
     """
+    if isinstance(model, SequenceClassifier):
+        _write_classifier(model, folder)
+        return
     from sentence_transformers import CrossEncoder as Pairs
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.base.modules import Dense, Normalize, Transformer
     from sentence_transformers.sentence_transformer.modules import Pooling
 
     encoder = _exportable(model)
+    assert isinstance(model, (CrossEncoder, DualEncoder))
     width = encoder.width
     _write_transformer(encoder, model, folder)
     kwargs = ("model_kwargs", "processor_kwargs", "config_kwargs")
@@ -50,7 +57,7 @@ def save_sentence_transformer(model: LearnedSimilarity, folder: Path) -> None:
         prompts = {"query": _prompt(model, query=True), "document": _prompt(model, query=False)}
         made: Any = SentenceTransformer(modules=modules, prompts=prompts, similarity_fn_name="dot")
     else:
-        assert isinstance(model, CrossEncoder) and model.head is not None
+        assert model.head is not None
         parts = [part for part in model.head if isinstance(part, nn.Linear)]
         dense = [Dense(width, width, activation_function=nn.Tanh()) for _ in parts[:-1]]
         dense.append(Dense(width, 1, activation_function=nn.Identity(), module_output_name="scores"))
@@ -58,6 +65,8 @@ def save_sentence_transformer(model: LearnedSimilarity, folder: Path) -> None:
             module.linear.load_state_dict(part.state_dict())
         made = Pairs(modules=[transformer, Pooling(width, "cls"), *dense], activation_fn=nn.Identity())
     made.save(str(folder), create_model_card=False)
+    for weights in folder.rglob("*.safetensors"):  # safetensors makes its files for their owner alone
+        shutil.copymode(folder / "config.json", weights)
 
 
 def save_onnx(model: LearnedSimilarity, folder: Path) -> None:
@@ -68,7 +77,7 @@ def save_onnx(model: LearnedSimilarity, folder: Path) -> None:
     (B, 3) where it scores by the tags' states: the places of the two of the mention and that of the item.
 
     Args:
-        model: a dual encoder or a cross-encoder with the packed layout.
+        model: a dual encoder or a cross-encoder whose items' positions follow the query's.
         folder: to write.
 
     Raises:
@@ -147,10 +156,28 @@ def _exportable(model: LearnedSimilarity) -> Encoder:
     return encoder
 
 
-def _write_transformer(encoder: Encoder, model: LearnedSimilarity, folder: Path) -> None:
+def _write_classifier(model: SequenceClassifier, folder: Path) -> None:
+    """The model in Hugging Face's layout, as it is; its scores are the logits for that package, too."""
+    if model.encoder.adapted:
+        raise TypeError("the adapters are not merged: load the model with `simzoo.load`, or call Classifier.merge()")
+    model.encoder.model.save_pretrained(folder)
+    model.text.tokenizer.save_pretrained(folder)
+    longest = model.text.room + model.text.template.added
+    identity = {"activation_fn": "torch.nn.modules.linear.Identity"}
+    for name, changes in (("config", {"sentence_transformers": identity}), ("tokenizer_config", {})):
+        path = folder / f"{name}.json"
+        settings = json.loads(path.read_text()) | changes
+        if name == "tokenizer_config":
+            settings["model_max_length"] = longest
+        path.write_text(json.dumps(settings, indent=2) + "\n")
+    if model.text.query_prompt:
+        prompt = {"prompts": {"query": model.text.query_prompt}, "default_prompt_name": "query"}
+        (folder / "config_sentence_transformers.json").write_text(json.dumps(prompt, indent=2) + "\n")
+
+
+def _write_transformer(encoder: Encoder, model: CrossEncoder | DualEncoder, folder: Path) -> None:
     """The transformer in Hugging Face's layout, with the tags as tokens that a text may contain."""
     text = model.text
-    assert text is not None
     folder.mkdir(parents=True, exist_ok=True)
     encoder.model.save_pretrained(folder)
     text.tokenizer.save_pretrained(folder)
@@ -177,16 +204,14 @@ def _write_transformer(encoder: Encoder, model: LearnedSimilarity, folder: Path)
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
 
 
-def _tags(model: LearnedSimilarity, query: bool) -> tuple[str, ...]:
+def _tags(model: CrossEncoder | DualEncoder, query: bool) -> tuple[str, ...]:
     """Tokens before a query without a mention, or before an item without a title."""
-    assert model.text is not None
     config = model.text.config
     if query:
         return (*config.query_prefix, *(config.mention_tags or ())[:1])
     return (*config.item_prefix, *((config.item_tag,) if config.item_tag else ()))
 
 
-def _prompt(model: LearnedSimilarity, query: bool) -> str:
-    assert model.text is not None
+def _prompt(model: DualEncoder, query: bool) -> str:
     written = model.text.config.query_prompt if query else model.text.config.item_prompt
     return "".join(f"{tag} " for tag in _tags(model, query)) + written

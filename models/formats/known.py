@@ -41,6 +41,7 @@ LAYOUTS: tuple[Layout, ...] = (
     Layout("Hypencoder", hypencoder_released.is_released, lambda place, name: hypencoder_released.load_released(place)),
     Layout("RAILS", rails_released.is_released, lambda place, name: rails_released.load_released(place)),
     Layout("CMC", cmc_released.is_released, lambda place, name: cmc_released.load_released(place)),
+    Layout("Hugging Face encoder", sentence_transformer.is_plain_encoder, sentence_transformer.load_plain_encoder),
     Layout("ANNCUR", anncur_released.is_released, lambda place, name: anncur_released.load_released(place)),
 )
 """The first that matches is taken. A folder of this project's own format matches none."""

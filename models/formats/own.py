@@ -15,13 +15,19 @@ from simzoo.core.hub import file_sha256, local_path, write_manifest
 from simzoo.core.settings import plain
 from simzoo.models.checkpointing import read
 from simzoo.models.formats.arguments import build, own_class
+from simzoo.models.formats.renamed import brought_forward
 from simzoo.models.parts.backbone import Encoder, packaged, resolve_backbone
+from simzoo.models.parts.classifier import Classifier
+from simzoo.models.parts.finite import check_finite
 from simzoo.models.parts.weights import Bounded, read_weights
 from simzoo.models.similarity import LearnedSimilarity
 
 FORMAT = 1
 TRAINING = ("loss", "optimization")
 """Parameters of every similarity that say how it is trained; a checkpoint does not hold them."""
+
+TRANSFORMERS = (Encoder, Classifier)
+"""Parts of a model whose adapters are folded in, and that compute in another dtype if asked to."""
 
 SCRATCH = ".writing"
 """Folder inside a checkpoint that is being written, with what is not yet in its place."""
@@ -55,6 +61,8 @@ def save(model: LearnedSimilarity, folder: str | Path, dtype: torch.dtype = torc
     try:
         save_file(tensors, scratch / "model.safetensors")
         (scratch / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+        # safetensors makes its file for its owner alone, whatever the umask allows others.
+        shutil.copymode(scratch / "config.json", scratch / "model.safetensors")
         if model.text is not None:
             model.text.tokenizer.save_pretrained(scratch)
         for file in scratch.iterdir():
@@ -103,18 +111,29 @@ def load(
 
 
 def _own(folder: Path, merge: bool) -> LearnedSimilarity:
-    config = read_config(folder)
-    file = folder / "config.json"
-    # What is abstract is refused, so that this is a class that can be made.
-    cls = own_class(config["class"], LearnedSimilarity, f"{file}: class", "similarity of this project's models")  # type: ignore[type-abstract]
-    model = build(cls, config["arguments"], f"{file}: arguments", skip=TRAINING)
+    config, cls = read_config(folder), similarity_class(folder)
+    where = f"{folder / 'config.json'}: arguments"
+    model = build(cls, brought_forward(cls, config["arguments"], where), where, skip=TRAINING)
     _load_weights(model, folder / "model.safetensors")
     model.weights_sha256 = file_sha256(folder / "model.safetensors")
     if merge:
         for part in model.children():
-            if isinstance(part, Encoder):
+            if isinstance(part, TRANSFORMERS):
                 part.merge()
     return model
+
+
+def similarity_class(folder: Path) -> type[LearnedSimilarity]:
+    """The class of the similarity in a checkpoint folder of this project; nothing else of it is loaded.
+
+    Raises:
+        FileNotFoundError: it has no config.json.
+        ValueError: that is damaged, or names no similarity of this project.
+    """
+    name = read_config(folder)["class"]
+    where = f"{folder / 'config.json'}: class"
+    # What is abstract is refused, so that this is a class that can be made.
+    return own_class(name, LearnedSimilarity, where, "similarity of this project's models")  # type: ignore[type-abstract]
 
 
 def _in_dtype(model: LearnedSimilarity, dtype: torch.dtype) -> LearnedSimilarity:
@@ -162,8 +181,14 @@ def _load_weights(model: LearnedSimilarity, path: Path) -> None:
 
 
 def restore(model: LearnedSimilarity, path: Path) -> None:
-    """Loads the trained parameters of a training checkpoint (.ckpt) into a model; no code in the file is run."""
+    """Loads the trained parameters of a training checkpoint (.ckpt) into a model; no code in the file is run.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is no training checkpoint, or one of another model.
+    """
     state = read(path)["state_dict"]
+    check_finite(state, path)
     expected = model.trained_state()
     if state.keys() != expected.keys():
         raise ValueError(f"{path} does not hold the parameters of this {type(model).__name__}")

@@ -3,23 +3,47 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from transformers import CONFIG_MAPPING
+
 from simzoo.core.hub import file_sha256
 from simzoo.models.cross_encoder import CrossEncoder
 from simzoo.models.dual_encoder import DualEncoder
 from simzoo.models.late_interaction import SumOfMax
 from simzoo.models.parts.backbone import BackboneConfig, load_tokenizer
-from simzoo.models.parts.pretrained import read_tokenizer
+from simzoo.models.parts.pretrained import read_config, read_tokenizer
 from simzoo.models.parts.tokenizing import TokenConfig
 from simzoo.models.parts.weights import fill, read_weights
+from simzoo.models.sequence_classifier import SequenceClassifier
+
+log = logging.getLogger(__name__)
 
 PAIR_HEADS = ("BertForSequenceClassification",)
 """Whose head is the pooler (linear, tanh), dropout and a linear layer on [CLS]."""
+
+
+ENCODERS = ("Model", "ForMaskedLM", "ForPreTraining")
+"""Endings of classes of transformers whose states can be pooled."""
+
+VERY_LONG = 10**6
+"""From this many tokens on, a tokenizer's limit says that there is none."""
+
+COUNT_FROM_THE_PADDING = (
+    "roberta",
+    "xlm-roberta",
+    "xlm-roberta-xl",
+    "camembert",
+    "mpnet",
+    "data2vec-text",
+    "longformer",
+)
+"""Model types whose positions begin behind the padding's own."""
 
 
 @dataclass(frozen=True)
@@ -69,14 +93,23 @@ class Folder:
         return found
 
     @property
-    def max_length(self) -> int:
-        """Most tokens that the model takes."""
+    def max_tokens(self) -> int | None:
+        """Most tokens that the folder says the model takes; None: it leaves that to the transformer."""
         limits = [
             (self.json("sentence_bert_config.json") or {}).get("max_seq_length"),
             (self.json("tokenizer_config.json") or {}).get("model_max_length"),
-            (self.json("config.json") or {}).get("max_position_embeddings"),
         ]
-        return int(min(limit for limit in limits if limit))
+        found = [int(limit) for limit in limits if limit and limit < VERY_LONG]
+        return min(found, default=None)
+
+    @property
+    def max_length(self) -> int:
+        """Most tokens that the model takes."""
+        config = read_config(self.path, self.name)
+        most = getattr(config, "max_position_embeddings", None) or self.max_tokens or 512
+        if config.model_type in COUNT_FROM_THE_PADDING:
+            most -= config.pad_token_id + 1
+        return min(most, self.max_tokens or most)
 
     def refuse(self, expected: str) -> ValueError:
         """What to raise where the modules are others."""
@@ -99,6 +132,28 @@ def is_cross_encoder(place: Path) -> bool:
     return pair_head or folder.settings.get("model_type") == "CrossEncoder"
 
 
+def is_plain_encoder(place: Path) -> bool:
+    """Whether a folder holds a transformer of the transformers library, without a word about how to pool it."""
+    if not (place / "config.json").is_file() or (place / "modules.json").is_file():
+        return False
+    config = Folder(place, str(place)).json("config.json")
+    kind = config.get("model_type") if isinstance(config, dict) else None
+    if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
+        return False
+    return all(str(name).endswith(ENCODERS) for name in config.get("architectures") or ())
+
+
+def load_plain_encoder(place: Path, name: str) -> DualEncoder:
+    """A transformer alone, with mean pooling, as sentence-transformers takes it."""
+    log.warning(
+        "%s does not say how its states become a vector: their mean is taken, as sentence-transformers does", name
+    )
+    folder = Folder(place, name)
+    model = DualEncoder(BackboneConfig(name), _plain_tokens(folder), pooling="mean", normalize=False)
+    model.weights_sha256 = file_sha256(place / "model.safetensors")
+    return model
+
+
 def load_encoder(place: Path, name: str) -> DualEncoder | SumOfMax:
     """An encoder with mean or cls pooling, or one of ColBERT's kind.
 
@@ -110,50 +165,82 @@ def load_encoder(place: Path, name: str) -> DualEncoder | SumOfMax:
         return _late_interaction(folder)
     if folder.kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
         raise folder.refuse("Transformer, Pooling and at most Normalize")
-    prompts = folder.settings.get("prompts") or {}
-    tokens = TokenConfig(
-        query_length=folder.max_length,
-        item_length=folder.max_length,
-        mention_tags=None,
-        item_tag=None,
-        query_prompt=prompts.get("query", ""),
-        item_prompt=prompts.get("document", ""),
-    )
     mode: Any = _pooling(folder)
-    model = DualEncoder(BackboneConfig(name), tokens, pooling=mode, normalize="Normalize" in folder.kinds)
+    model = DualEncoder(
+        BackboneConfig(name), _plain_tokens(folder), pooling=mode, normalize="Normalize" in folder.kinds
+    )
     model.weights_sha256 = file_sha256(place / "model.safetensors")
     return model
 
 
-def load_cross_encoder(place: Path, name: str) -> CrossEncoder:
-    """A cross-encoder with one score: BERT's head for sequences, or a linear layer on the [CLS] state.
+def load_cross_encoder(place: Path, name: str) -> CrossEncoder | SequenceClassifier:
+    """A cross-encoder with one score: a linear layer on the [CLS] state, or a head of transformers for sequences.
 
     Scores are those before sentence-transformers' activation function (often a sigmoid, which changes no order).
 
     Raises:
-        ValueError: another head, or several labels.
+        ValueError: other modules, or several labels.
     """
     folder = Folder(place, name)
-    tokens = _pair_tokens(folder)
-    head = (folder.json("config.json").get("architectures") or [""])[0]
+    config = folder.json("config.json")
+    head = (config.get("architectures") or [""])[0]
+    model: CrossEncoder | SequenceClassifier
     if folder.kinds == ["Transformer", "Pooling", "Dense"] and _pooling(folder) == "cls":
         dense, where = folder.of("Dense")
         _only(folder, dense, out_features=1, bias=True, activation_function="torch.nn.modules.linear.Identity")
-        model = CrossEncoder(BackboneConfig(name), tokens, scoring="cls")
+        model = CrossEncoder(BackboneConfig(name), _pair_tokens(folder), scoring="cls")
         assert model.head is not None
         fill({"linear.": model.head[-1]}, read_weights(where / "model.safetensors"), where)
-    elif folder.kinds in ([], ["Transformer"]) and head in PAIR_HEADS:
-        model = CrossEncoder(BackboneConfig(name), tokens, scoring="pooled")
-        assert model.head is not None
-        tensors = read_weights(place / "model.safetensors")
-        own = {key: value for key, value in tensors.items() if key.startswith(("bert.pooler.", "classifier."))}
-        if own["classifier.weight"].shape[0] != 1:
-            raise ValueError(f"{name}: has {own['classifier.weight'].shape[0]} labels, expected one score")
-        fill({"bert.pooler.dense.": model.head[0], "classifier.": model.head[-1]}, own, place / "model.safetensors")
+    elif folder.kinds not in ([], ["Transformer"]):
+        raise folder.refuse("Transformer alone, or with cls Pooling and Dense")
+    elif head in PAIR_HEADS and not _prompt(folder, ()):
+        model = _bert_pairs(folder)
     else:
-        raise folder.refuse(f"Transformer, cls Pooling and Dense, or one of {', '.join(PAIR_HEADS)} (got {head!r})")
+        model = SequenceClassifier(BackboneConfig(name), folder.max_tokens, query_prompt=_prompt(folder, ()))
     model.weights_sha256 = file_sha256(place / "model.safetensors")
     return model
+
+
+def _bert_pairs(folder: Folder) -> CrossEncoder:
+    """BERT's head for sequences, as ours."""
+    path = folder.path / "model.safetensors"
+    model = CrossEncoder(BackboneConfig(folder.name), _pair_tokens(folder), scoring="pooled")
+    assert model.head is not None
+    tensors = read_weights(path)
+    own = {key: value for key, value in tensors.items() if key.startswith(("bert.pooler.", "classifier."))}
+    if own["classifier.weight"].shape[0] != 1:
+        raise ValueError(f"{folder.name}: has {own['classifier.weight'].shape[0]} labels, expected one score")
+    fill({"bert.pooler.dense.": model.head[0], "classifier.": model.head[-1]}, own, path)
+    return model
+
+
+def _plain_tokens(folder: Folder) -> TokenConfig:
+    """Texts as they are, between the tokens that the folder's tokenizer puts around one."""
+    tokenizer = read_tokenizer(folder.path, folder.name)
+    encoded = tokenizer("a")
+    around = [token for token, place in zip(encoded.tokens(), encoded.sequence_ids(), strict=True) if place is None]
+    if around != [tokenizer.cls_token, tokenizer.sep_token]:
+        raise ValueError(
+            f"{folder.name}: its tokenizer puts {around} around a text, expected one token before and one behind it"
+        )
+    settings = folder.json("sentence_bert_config.json") or {}
+    if settings.get("do_lower_case") and tokenizer("A")["input_ids"] != encoded["input_ids"]:
+        raise ValueError(f"{folder.name}: do_lower_case of sentence_bert_config.json is not supported")
+    return TokenConfig(
+        query_length=folder.max_length,
+        item_length=folder.max_length,
+        mention_tags=None,
+        item_tag=None,
+        query_prompt=_prompt(folder, ("query",)),
+        item_prompt=_prompt(folder, ("document", "passage", "corpus")),
+    )
+
+
+def _prompt(folder: Folder, names: tuple[str, ...]) -> str:
+    """The first prompt of these names that there is, else the one that is the default."""
+    prompts = folder.settings.get("prompts") or {}
+    found = [prompts[name] for name in (*names, folder.settings.get("default_prompt_name")) if name in prompts]
+    return next((str(prompt) for prompt in found if prompt is not None), "")
 
 
 def _pair_tokens(folder: Folder) -> TokenConfig:

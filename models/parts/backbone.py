@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from simzoo.core.hub import HubError, file_sha256, local_path
-from simzoo.models.parts.pretrained import read_config, read_tokenizer, readable
-from simzoo.models.parts.weights import Bounded, check_header, read_weights
+from simzoo.models.parts.pretrained import most_tokens, read_config, read_tokenizer, read_transformer
+from simzoo.models.parts.weights import check_header, read_weights
 
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
@@ -114,6 +114,12 @@ def load_tokenizer(config: BackboneConfig) -> PreTrainedTokenizerBase:
     return read_tokenizer(resolve_backbone(config), config.name)
 
 
+def dropout_settings(config: BackboneConfig) -> dict[str, float]:
+    """What takes the place of settings of the backbone's config.json."""
+    names = () if config.dropout is None else ("hidden_dropout_prob", "attention_probs_dropout_prob")
+    return dict.fromkeys(names, config.dropout or 0.0)
+
+
 class Encoder(nn.Module):
     """A transformer encoder over padded token ids.
 
@@ -125,17 +131,14 @@ class Encoder(nn.Module):
     def __init__(self, config: BackboneConfig, tag_ids: tuple[int, ...] = ()) -> None:
         super().__init__()
         folder = resolve_backbone(config)
-        settings: dict[str, Any] = {}
-        if config.dropout is not None:
-            settings = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), config.dropout)
-        model_config = read_config(folder, config.name, **settings)
-        model = _transformer(folder, model_config, config.name)
+        model_config = read_config(folder, config.name, **dropout_settings(config))
+        model, _ = read_transformer(folder, model_config, config.name)
         if getattr(model, "pooler", None) is not None:
             model.pooler = None  # never read; its weights would only be carried along
         self.width: int = model_config.hidden_size
-        self.max_length: int = model_config.max_position_embeddings
+        self.max_length = most_tokens(model, model_config)
         if config.lora is not None:
-            model = _with_lora(model, config.lora, tag_ids)
+            model = with_lora(model, config.lora, tag_ids)
         self.model = model.train()  # loaded in evaluation mode, in which dropout would do nothing
         self.adapted = config.lora is not None
         if config.start is not None:
@@ -265,36 +268,8 @@ class Encoder(nn.Module):
         return inputs
 
 
-def _transformer(folder: Path, config: Any, name: str) -> Any:
-    """The transformer of a configuration, with the weights of the folder's model.safetensors and of no other file.
-
-    Raises:
-        ValueError: the file does not hold what config.json asks for, or other weights are named.
-    """
-    if getattr(config, "transformers_weights", None) or (folder / "adapter_config.json").exists():
-        raise ValueError(
-            f"backbone {name!r}: it names other weights than its model.safetensors (transformers_weights in "
-            "config.json, or adapter_config.json), which are not loaded; save it with all its weights in one file"
-        )
-    weights, sdpa = folder / "model.safetensors", {"attn_implementation": "sdpa"}
-    with readable(name, "weights"):
-        with Bounded(folder, weights.stat().st_size, "meta"), torch.device("meta"):
-            AutoModel.from_config(config, trust_remote_code=False, **sdpa)  # type: ignore[no-untyped-call]
-        model, found = AutoModel.from_pretrained(
-            folder,
-            config=config,
-            use_safetensors=True,
-            dtype=torch.float32,
-            output_loading_info=True,
-            trust_remote_code=False,
-            **sdpa,
-        )
-    if missing := sorted(key for key in found["missing_keys"] if not key.startswith("pooler.")):
-        raise ValueError(f"backbone {name!r}: {weights} has no {missing[0]}, which its config.json asks for")
-    return model
-
-
-def _with_lora(model: Any, lora: LoRA, tag_ids: tuple[int, ...]) -> Any:
+def with_lora(model: Any, lora: LoRA, tag_ids: tuple[int, ...]) -> Any:
+    """The model with adapters on every linear layer, its own weights frozen; the tags' embeddings are trained too."""
     from peft import LoraConfig, get_peft_model
 
     tokens = {"embeddings.word_embeddings": list(tag_ids)} if tag_ids else None

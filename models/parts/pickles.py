@@ -20,6 +20,8 @@ from typing import Any, BinaryIO, NoReturn
 import torch
 from torch import Tensor
 
+from simzoo.models.parts.finite import check_finite
+
 STORAGES = {
     "FloatStorage": torch.float32,
     "DoubleStorage": torch.float64,
@@ -172,6 +174,7 @@ def load_tensors(path: Path, *keys: str) -> dict[str, Tensor]:
     if held is None or not all(isinstance(name, str) and isinstance(value, Tensor) for name, value in held.items()):
         where = f" under {'.'.join(keys)}" if keys else ""
         raise ValueError(f"{path} is refused: there is no dictionary of tensors{where}")
+    check_finite(held, path)
     return held
 
 

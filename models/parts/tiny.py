@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordPiece
 from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer
+from tokenizers.processors import TemplateProcessing
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
 SPECIAL = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
@@ -30,9 +31,14 @@ def tiny_backbone() -> Path:
     tokenizer = Tokenizer(WordPiece(vocabulary, unk_token=SPECIAL["unk"]))
     tokenizer.normalizer = BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = BertPreTokenizer()
+    around = [(SPECIAL[kind], vocabulary[SPECIAL[kind]]) for kind in ("cls", "sep")]
+    tokenizer.post_processor = TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=around
+    )
     named = {f"{kind}_token": token for kind, token in SPECIAL.items()}
     fast: Any = PreTrainedTokenizerFast
-    fast(tokenizer_object=tokenizer, model_max_length=64, **named).save_pretrained(folder)
+    inputs = ["input_ids", "token_type_ids", "attention_mask"]
+    fast(tokenizer_object=tokenizer, model_max_length=64, model_input_names=inputs, **named).save_pretrained(folder)
     config = BertConfig(
         vocab_size=len(vocabulary),
         hidden_size=16,

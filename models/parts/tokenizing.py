@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from simzoo.core.records import Item, Query
 from simzoo.core.reps import Ragged, Reps
+from simzoo.models.parts.tokenizer_bounds import usable
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +55,49 @@ class TokenConfig:
         return tuple(dict.fromkeys((*tags, *self.query_prefix, *self.item_prefix)))
 
 
-class TextTokenizer:
+class Tokenizing:
+    """Texts to token ids, and how many were cut; picklable.
+
+    Args:
+        tokenizer: the backbone's.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.tokenizer = tokenizer
+        self.truncated = 0
+
+    def ids(self, texts: list[str]) -> list[list[int]]:
+        """Token ids of each text, without special tokens.
+
+        Raises:
+            ValueError: a text is none, or the tokenizer fails at it.
+        """
+        if not texts:
+            return []
+        with usable(self.tokenizer.name_or_path, texts):
+            encoded: list[list[int]] = self.tokenizer(
+                texts, add_special_tokens=False, return_attention_mask=False, return_token_type_ids=False, verbose=False
+            )["input_ids"]
+        return encoded
+
+    def count(self, cut: bool, most: str) -> None:
+        """Counts a text that was cut; says so for the first one.
+
+        Args:
+            cut: whether it was.
+            most: what the model takes, for the message.
+        """
+        if cut:
+            if not self.truncated:
+                log.warning(
+                    "a text is longer than the model takes (%s) and is truncated; further ones are counted without a "
+                    "warning",
+                    most,
+                )
+            self.truncated += 1
+
+
+class TextTokenizer(Tokenizing):
     """Picklable collator: records to ``{"ids": Ragged, "tags": (N, 2) or (N, 1)}``.
 
     ``tags`` holds the index of the tag tokens in each sequence (0 where the config has none).
@@ -65,9 +108,9 @@ class TextTokenizer:
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, config: TokenConfig) -> None:
-        self.tokenizer = tokenizer
+        super().__init__(tokenizer)
         self.config = config
-        self.truncated = 0
+        self._most = f"{config.query_length} query, {config.item_length} item tokens"
         self.cls_id, self.sep_id = _special(tokenizer, "cls"), _special(tokenizer, "sep")
         self.tag_ids = {tag: _tag_id(tokenizer, tag) for tag in config.tags}
         self._query_start = [self.cls_id, *(self.tag_ids[tag] for tag in config.query_prefix)]
@@ -78,9 +121,10 @@ class TextTokenizer:
         spans = [query.mention if self.config.mention_tags else None for query in queries]
         prompt = self.config.query_prompt
         # One call each: a fast tokenizer is fast on lists. A query without mention is all "right".
-        left = self._ids([prompt + (q.text[: s[0]] if s else "") for q, s in zip(queries, spans, strict=True)])
-        mention = self._ids([q.text[s[0] : s[1]] if s else "" for q, s in zip(queries, spans, strict=True)])
-        right = self._ids([q.text[s[1] :] if s else q.text for q, s in zip(queries, spans, strict=True)])
+        # The prompt goes with the text behind it: a tokenizer may join them.
+        left = self.ids([prompt + q.text[: s[0]] if s else "" for q, s in zip(queries, spans, strict=True)])
+        mention = self.ids([q.text[s[0] : s[1]] if s else "" for q, s in zip(queries, spans, strict=True)])
+        right = self.ids([q.text[s[1] :] if s else prompt + q.text for q, s in zip(queries, spans, strict=True)])
         ids, tags = [], []
         for parts in zip(left, mention, right, strict=True):
             sequence, tag = self._query(*parts)
@@ -94,29 +138,21 @@ class TextTokenizer:
         start = self._item_start if cls else []
         if tag is None:
             titles: list[list[int]] = [[] for _ in items]
-            texts = self._ids([prompt + f"{item.title} {item.text}".strip() for item in items])
+            texts = self.ids([prompt + f"{item.title} {item.text}".strip() for item in items])
             middle: list[int] = []
         else:
-            titles = self._ids([prompt + item.title for item in items])
-            texts = self._ids([item.text for item in items])
+            titles = self.ids([prompt + item.title for item in items])
+            texts = self.ids([item.text for item in items])
             middle = [self.tag_ids[tag]]
         room = self.config.item_length - len(start) - len(middle) - 1
         ids, tags = [], []
         for title, text in zip(titles, texts, strict=True):
             title = title[: room // 2]
             body = text[: room - len(title)]
-            self._count(len(body) < len(text))
+            self.count(len(body) < len(text), self._most)
             ids.append([*start, *title, *middle, *body, self.sep_id])
             tags.append(len(start) + len(title) if tag else 0)
         return {"ids": Ragged.of(ids), "tags": torch.tensor(tags, dtype=torch.int64).view(-1, 1)}
-
-    def _ids(self, texts: list[str]) -> list[list[int]]:
-        if not texts:
-            return []
-        encoded: list[list[int]] = self.tokenizer(
-            texts, add_special_tokens=False, return_attention_mask=False, return_token_type_ids=False, verbose=False
-        )["input_ids"]
-        return encoded
 
     def _query(self, left: list[int], mention: list[int], right: list[int]) -> tuple[list[int], tuple[int, int]]:
         marked, start = self.config.mention_tags, self._query_start
@@ -124,17 +160,17 @@ class TextTokenizer:
         if not marked:
             room -= 1
             text = [*left, *right]
-            self._count(len(text) > room)
+            self.count(len(text) > room, self._most)
             return [*start, *text[:room], self.sep_id], (0, 0)
         opening, closing = (self.tag_ids[tag] for tag in marked)
         if not mention:
             room -= 2
             text = [*left, *right]
-            self._count(len(text) > room)
+            self.count(len(text) > room, self._most)
             return [*start, opening, *text[:room], self.sep_id], (len(start), len(start))
         room -= 3
         full = len(left) + len(mention) + len(right)
-        self._count(full > room)
+        self.count(full > room, self._most)
         mention = mention[:room]
         room -= len(mention)
         # Half the room on each side; what one side does not need goes to the other.
@@ -144,17 +180,6 @@ class TextTokenizer:
         at = len(start) + len(left)
         tags = at, at + 1 + len(mention)
         return [*start, *left, opening, *mention, closing, *right, self.sep_id], tags
-
-    def _count(self, cut: bool) -> None:
-        if cut:
-            if not self.truncated:
-                log.warning(
-                    "a text is longer than the model takes (%d query, %d item tokens) and is truncated; "
-                    "further ones are counted without a warning",
-                    self.config.query_length,
-                    self.config.item_length,
-                )
-            self.truncated += 1
 
 
 def _special(tokenizer: PreTrainedTokenizerBase, kind: str) -> int:

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from simzoo.models.parts.finite import check_finite
 from simzoo.models.parts.pickles import load_tensors
 
 
@@ -27,8 +28,14 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         raise FileNotFoundError(f"{path} is missing; fetch it again")
     if path.suffix == ".safetensors":
         check_header(path)
-        return load_file(path)
+        tensors = load_file(path)
+        check_finite(tensors, path)
+        return tensors
     return load_tensors(path)
+
+
+MOST_TENSORS = 20_000
+"""That a model may make, however small they are: each takes memory of its own, and so do the modules around it."""
 
 
 class Bounded(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -42,7 +49,7 @@ class Bounded(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, where: Path, most: int, device: str = "cpu") -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.where, self.most, self.device, self.made = where, most, torch.device(device), 0
+        self.where, self.most, self.device, self.made, self.tensors = where, most, torch.device(device), 0, 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Counts before the memory is taken."""
@@ -50,6 +57,11 @@ class Bounded(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func._schema.arguments and func._schema.arguments[0].name == "size":
             if torch.device(kwargs.get("device") or "cpu") == self.device:
                 self.made += math.prod(args[0])
+                self.tensors += 1
+            if self.tensors > MOST_TENSORS:
+                raise ValueError(
+                    f"the configuration of {self.where} asks for more than {MOST_TENSORS:,} tensors; it is refused"
+                )
             if self.made > self.most:
                 raise ValueError(
                     f"the configuration of {self.where} asks for more than {self.most:,} numbers, which its files do "

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
-
+from simzoo.core.progress import show_table
 from simzoo.retrieval.results.significance import compare_runs
+
+COLUMNS = ("metric", "queries", "A", "B", "mean A", "mean B", "B - A", "95 % interval", "p", "p (Holm)")
 
 
 def compare(runs: list[Path], metrics: list[str] | None = None) -> None:
@@ -16,12 +15,22 @@ def compare(runs: list[Path], metrics: list[str] | None = None) -> None:
 
     Args:
         runs: output folders of ``evaluate.py run``.
-        metrics: which metrics, also calls and milliseconds; None: all metrics of quality that the runs have in common.
+        metrics: which metrics, also calls and milliseconds. The first is the primary one, over whose pairs of runs p is
+            corrected; the others are exploratory. None: all metrics of quality that the runs have in common, nDCG@10
+            first.
     """
-    table = Table("metric", "queries", "A", "B", "mean A", "mean B", "B - A", "95 % interval", "p", "p (Holm)")
-    for row in compare_runs(runs, metrics):
+    found = compare_runs(runs, metrics)
+    rows = []
+    for row in found.rows:
+        corrected = "exploratory" if row.holm is None else f"{row.holm:.4g}"
         means = [f"{mean:.4f}" for mean in row.means]
         span = f"{row.low:+.4f} to {row.high:+.4f}"
         names = row.metric, f"{row.queries:,}", row.first, row.second
-        table.add_row(*names, *means, f"{row.difference:+.4f}", span, f"{row.p:.4g}", f"{row.holm:.4g}")
-    Console(width=None if sys.stdout.isatty() else 140).print(table)
+        rows.append([*names, *means, f"{row.difference:+.4f}", span, f"{row.p:.4g}", corrected])
+    show_table(COLUMNS, rows)
+    tests = sum(row.holm is not None for row in found.rows)
+    print(f"primary metric: {found.primary}; Holm's correction is over its {tests} comparison{'s' * (tests > 1)}")
+    if len(rows) > tests:
+        print("exploratory: p is of each test alone; name a metric first (--metrics) to have its p corrected")
+    for name, labels in found.lacking.items():
+        print(f"left out: {name}, which {' and '.join(labels)} lack{'s' * (len(labels) == 1)}")

@@ -6,9 +6,11 @@ from pathlib import Path
 
 from simzoo.core.progress import plan
 from simzoo.datamodules.lists import RetrievalData
-from simzoo.retrieval.commands.parts import estimated, loaded, single
+from simzoo.retrieval.commands.estimate import estimated
+from simzoo.retrieval.commands.parts import loaded, single
 from simzoo.retrieval.evaluation import split_queries
 from simzoo.retrieval.judge import SimilarityJudge
+from simzoo.retrieval.results.output import check_file
 from simzoo.retrieval.storage.score_matrix import build_matrix
 
 
@@ -20,6 +22,7 @@ def matrix(
     seed: int = 0,
     shards: Path | None = None,
     bf16: bool = False,
+    overwrite: bool = False,
 ) -> None:
     """Scores queries with all items exactly, resumably: the oracle for Top-k-Recall.
 
@@ -31,11 +34,14 @@ def matrix(
         seed: of the sample.
         shards: folder of the finished parts; None: beside the output.
         bf16: compute the transformers in bfloat16: for hardware that has it.
+        overwrite: replace the output file; it is refused otherwise.
     """
+    check_file(output, overwrite)
     collection = single(data)
-    similarity = loaded(checkpoint, bf16)
     rows, _ = split_queries(collection, queries, seed)
     calls = len(rows) * len(collection.items)
+    check_file(output, overwrite, room=4 * calls)
+    similarity = loaded(checkpoint, bf16)
     plan(
         "plan",
         {

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import time
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from simzoo.core.progress import plan
 from simzoo.core.records import Collection, DataError
 from simzoo.core.startup import importing
 from simzoo.datamodules.lists import RetrievalData
+from simzoo.retrieval.commands.estimate import estimated
 from simzoo.retrieval.judge import SimilarityJudge
 from simzoo.retrieval.searcher import Searcher
-from simzoo.retrieval.storage.encoding import encode_items
 
 if TYPE_CHECKING:
     from simzoo.models.similarity import LearnedSimilarity
@@ -37,13 +33,19 @@ def dtype_of(bf16: bool) -> str:
     return "bfloat16" if bf16 else "float32"
 
 
-def single(data: RetrievalData) -> Collection:
+def single(data: RetrievalData, asked: bool = True) -> Collection:
     """The one collection of the test split.
 
+    Args:
+        data: the data.
+        asked: its queries are needed; without, items alone will do.
+
     Raises:
-        DataError: there are several.
+        DataError: there are several, or none with queries.
     """
-    collections = data.collections("test")
+    collections = data.collections("test") if asked else data.read("test")
+    if not collections:
+        raise DataError("the test split has no queries; only a search for a typed query can do without")
     if len(collections) != 1:
         names = ", ".join(collection.name for collection in collections)
         raise DataError(f"the test split holds {names}; choose one of them, for example with --data.world noun.event")
@@ -77,24 +79,3 @@ def judge_of(
         },
     )
     return SimilarityJudge.of(similarity, collection.items, store, dtype)
-
-
-def estimated(similarity: LearnedSimilarity, collection: Collection, queries: int, calls: int) -> dict[str, str]:
-    """Bytes of the representations and time, extrapolated from a few queries and items."""
-    few = min(64, len(collection.items)), min(8, len(collection.queries))
-    start = time.perf_counter()
-    judge = SimilarityJudge(similarity, encode_items(similarity, collection.items[: few[0]]))
-    scorer = judge.scorer(collection.queries[: few[1]])
-    encoded = time.perf_counter()
-    scorer.lists(np.tile(np.arange(few[0]), (few[1], 1)))
-    scored = time.perf_counter()
-    if similarity.text is not None:
-        similarity.text.truncated = 0  # these records come again
-    shares = len(collection.items) / few[0], queries / few[1]
-    size = shares[0] * judge.representation_bytes + shares[1] * scorer.representation_bytes
-    share = (len(collection.items) + queries) / sum(few)
-    seconds = share * (encoded - start) + calls * (scored - encoded) / (few[0] * few[1])
-    return {
-        "representations": f"about {size / 1e6:,.1f} MB",
-        "time": f"about {timedelta(seconds=round(seconds))} on this machine",
-    }

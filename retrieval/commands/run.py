@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
+from simzoo.core.progress import show_table
 from simzoo.core.records import DataError
 from simzoo.datamodules.lists import RetrievalData
 from simzoo.retrieval.commands.parts import dtype_of, judge_of, loaded, single
@@ -19,6 +18,7 @@ from simzoo.retrieval.corpus import Corpus
 from simzoo.retrieval.evaluation import evaluate, split_queries
 from simzoo.retrieval.results import run_files
 from simzoo.retrieval.results.metrics import chosen_metrics, recall_curve
+from simzoo.retrieval.results.output import check_folder
 from simzoo.retrieval.results.report import Example, RunReport, write_report
 from simzoo.retrieval.searcher import Searcher
 from simzoo.retrieval.searchers.exact import Exact
@@ -38,6 +38,7 @@ def run(
     seed: int = 0,
     bf16: bool = False,
     store: Path | None = None,
+    overwrite: bool = False,
 ) -> None:
     """Evaluates a checkpoint with a searcher on a collection.
 
@@ -55,11 +56,13 @@ def run(
         seed: of the sample of queries.
         bf16: compute the transformers in bfloat16: for hardware that has it.
         store: folder that keeps the items' representations, so that they are encoded once and a killed run goes on.
+        overwrite: replace results that are in the output folder; they are refused otherwise.
     """
     import torch
 
     from simzoo.models.similarity import fastest_device
 
+    check_folder(output, overwrite)
     searcher = search or Exact()
     collection = single(data)
     known = None if exact is None else ScoreMatrix.load(exact)
@@ -72,11 +75,14 @@ def run(
     if known is not None:
         rows = known.of(collection)
         anchors = np.setdiff1d(np.arange(len(collection.queries)), rows)
+    check_folder(output, overwrite, room=100 * len(rows) * k)
     start = time.perf_counter()
     similarity = None if checkpoint is None else loaded(checkpoint, bf16)
     judge = judge_of(similarity, searcher, collection, len(rows), store, dtype_of(bf16))
     encoding = time.perf_counter() - start
-    corpus = Corpus.of(collection, judge, anchors=[collection.queries[row] for row in anchors])
+    # Anchors of the data's own spare the test queries.
+    own = collection.anchors or [collection.queries[row] for row in anchors]
+    corpus = Corpus.of(collection, judge, anchors=own)
     result = evaluate(searcher, corpus, collection, rows, k, names, None if known is None else known.scores)
     about = {
         "checkpoint": {"name": checkpoint, "sha256": similarity and similarity.weights_sha256},
@@ -98,7 +104,7 @@ def run(
     run_files.write_trec(output, collection, rows, result.ranking, type(searcher).__name__)
     run_files.write_per_query(output, ids, {name: column.tolist() for name, column in result.values.items()})
     run_files.write_metrics(output, about)
-    examples = [Example.of(collection, rows, result.ranking, place) for place in range(min(5, len(rows)))]
+    examples = Example.chosen(collection, rows, result.ranking, 5)
     curves = {} if known is None else {type(searcher).__name__: recall_curve(result.ranking.items, known.scores)}
     write_report(output / "report.html", [RunReport(output.name, about)], curves, examples, "results looked at")
     show(about)
@@ -109,7 +115,8 @@ def run(
 
 def show(described: dict[str, Any]) -> None:
     """Prints the means with their intervals."""
-    table = Table("metric", "mean", "95 % interval")
-    for name, value in {**described["metrics"], **described["cost"]}.items():
-        table.add_row(name, f"{value['mean']:.4f}", f"{value['low']:.4f} to {value['high']:.4f}")
-    Console().print(table)
+    rows = [
+        (name, f"{value['mean']:.4f}", f"{value['low']:.4f} to {value['high']:.4f}")
+        for name, value in {**described["metrics"], **described["cost"]}.items()
+    ]
+    show_table(("metric", "mean", "95 % interval"), rows)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import time
 
-from rich.console import Console
-from rich.table import Table
-
+from simzoo.core.progress import show_table
 from simzoo.core.records import DataError, Query
 from simzoo.datamodules.lists import RetrievalData
 from simzoo.retrieval.commands.parts import loaded, single
@@ -41,18 +39,18 @@ def search(
     if mention and start < 0:
         raise DataError(f"the mention {mention!r} does not stand in the query {query!r}")
     asked = Query("asked", query, (start, start + len(mention)) if mention else None)
-    collection = single(data)
+    collection = single(data, asked=False)
     searcher = search or Exact()
     judge = SimilarityJudge.of(loaded(checkpoint, bf16), collection.items)
     searcher.index(Corpus.of(collection, judge, anchors=collection.queries))
     began = time.perf_counter()
     ranking = searcher.search([asked], min(k, len(collection.items)))
     spent = 1000 * (time.perf_counter() - began)
-    table = Table("", "score", "id", "item", title=query, title_justify="left")
-    for place, (row, score) in enumerate(zip(ranking.items[0], ranking.scores[0], strict=True), start=1):
-        if row == NOTHING:
-            break
+    found = [(row, score) for row, score in zip(ranking.items[0], ranking.scores[0], strict=True) if row != NOTHING]
+    rows = []
+    for place, (row, score) in enumerate(found, start=1):
         item = collection.items[row]
-        table.add_row(str(place), f"{score:.3f}", item.id, f"{item.title}: {item.text}" if item.title else item.text)
-    Console().print(table)
+        shown = f"{item.title}: {item.text}" if item.title else item.text
+        rows.append((str(place), f"{score:.3f}", item.id, shown))
+    show_table(("", "score", "id", "item"), rows, query)
     print(f"{ranking.calls[0]} calls, {spent:.1f} ms")

@@ -9,6 +9,7 @@ from simzoo.datamodules.lists import RetrievalData, Split
 from simzoo.retrieval.commands.parts import loaded
 from simzoo.retrieval.first_stages.first_stage import FirstStage
 from simzoo.retrieval.first_stages.lexical import BM25
+from simzoo.retrieval.results.output import check_parts
 from simzoo.retrieval.teaching import write_lessons
 
 
@@ -36,6 +37,7 @@ def teach(
         seed: of the draws.
         bf16: compute the transformers in bfloat16: for hardware that has it.
     """
+    check_parts(output)
     similarity = loaded(checkpoint, bf16)
     collections = data.collections(split)
     queries = sum(len(collection.queries) for collection in collections)

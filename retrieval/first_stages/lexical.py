@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
+import shutil
 from collections.abc import Sequence
+from contextlib import suppress
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import bm25s
 import numpy as np
 
 from simzoo.core.extras import extra
-from simzoo.core.records import Item, Query
+from simzoo.core.records import DataError, Item, Query
 from simzoo.retrieval.first_stages.first_stage import ScoresAll
 from simzoo.retrieval.topk import Rows, Scores, top_columns, top_order
 
@@ -24,27 +30,66 @@ class BM25(ScoresAll):
     Args:
         k1: saturation of term frequency, at least 0.
         b: length normalisation, in [0, 1].
+        store: folder that keeps the index from run to run, one folder in it for each set of texts, memory-mapped; None:
+            in memory only.
     """
 
-    def __init__(self, k1: float = 1.5, b: float = 0.75) -> None:
+    def __init__(self, k1: float = 1.5, b: float = 0.75, store: Path | None = None) -> None:
         if not k1 >= 0 or not 0 <= b <= 1:
             raise ValueError(f"BM25 takes k1 of at least 0 and b in [0, 1], got {k1} and {b}")
         self.k1 = k1
         self.b = b
+        self.store = None if store is None else Path(store)
 
     def prepare(self) -> None:
         """See `FirstStage.prepare`.
 
         Raises:
             ValueError: no item has a word.
+            DataError: the store is damaged.
         """
-        self._index = bm25s.BM25(k1=self.k1, b=self.b)
+        if self.store is None:
+            self._index = self._built()
+            return
+        folder = self.store / self._digest()
+        if not folder.is_dir():
+            self._keep(self._built(), folder)
+        try:
+            self._index = bm25s.BM25.load(folder, mmap=True, allow_pickle=False, show_progress=False)
+        except (OSError, ValueError, KeyError) as error:
+            raise DataError(
+                f"is no whole BM25 index ({error}); remove the folder, and it is made again", folder
+            ) from error
+
+    def _digest(self) -> str:
+        """Names what an index depends on."""
+        digest = hashlib.sha256(f"bm25s {version('bm25s')} {self.k1} {self.b}\n".encode())
+        for item in self.corpus.items:
+            text = text_of(item).encode()
+            digest.update(f"{len(text)} ".encode() + text)
+        return digest.hexdigest()[:32]
+
+    def _keep(self, index: Any, folder: Path) -> None:
+        """Writes the index under another name and renames it: a folder that is there is whole."""
+        scratch = folder.with_name(f"{folder.name}.{os.getpid()}.tmp")
+        try:
+            index.save(scratch, show_progress=False)
+            with suppress(OSError):  # another process was faster, with the same bytes
+                scratch.rename(folder)
+            if not folder.is_dir():
+                raise DataError("could not be written", folder)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+
+    def _built(self) -> Any:
+        index = bm25s.BM25(k1=self.k1, b=self.b)
         tokens = _tokens([text_of(item) for item in self.corpus.items])
         if not tokens.vocab:
             raise ValueError(
                 f"no item of {self.corpus.name} has a word that is no stop word: BM25 has nothing to index"
             )
-        self._index.index(tokens, show_progress=False)
+        index.index(tokens, show_progress=False)
+        return index
 
     def _words(self, queries: Sequence[Query]) -> list[list[str]]:
         """The words of each query that an item has."""
@@ -89,12 +134,13 @@ class BM25(ScoresAll):
 
 
 class TFIDF(ScoresAll):
-    """Cosine of TF-IDF vectors over title and text (scikit-learn)."""
+    """Cosine of TF-IDF vectors over title and text (scikit-learn, the extra ``tfidf``)."""
 
     def prepare(self) -> None:
         """See `FirstStage.prepare`.
 
         Raises:
+            ImportError: scikit-learn is not installed.
             ValueError: no item has a word.
         """
         self._vectorizer = extra("sklearn.feature_extraction.text", "tfidf", "TFIDF").TfidfVectorizer()

@@ -13,8 +13,8 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from simzoo.core.hub import write_manifest
 from simzoo.core.records import DataError
-from simzoo.models.formats import load
-from simzoo.retrieval.hub.citations import BY_CLASS
+from simzoo.models.formats import load, similarity_class
+from simzoo.models.similarity import LearnedSimilarity
 from simzoo.retrieval.results.run_files import read_metrics, write_text
 
 SHOWN = ("accuracy", "accuracy (ambiguous)", "nDCG@10", "R@10", "R@64")
@@ -44,6 +44,7 @@ class About:
         limits: what it is not good for.
         query: of the example.
         documents: of the example.
+        license: of the weights, as the Hub names it (apache-2.0, mit, cc-by-4.0, other); none is claimed unasked.
     """
 
     data: str
@@ -51,6 +52,7 @@ class About:
     limits: str
     query: str = "a flat-bottomed boat"
     documents: tuple[str, ...] = ("an open boat for shallow water", "a financial institution")
+    license: str = ""
 
 
 def write_card(folder: Path, runs: Sequence[Path], about: About) -> None:
@@ -88,6 +90,7 @@ def render(folder: Path, name: str) -> str:
 
     Raises:
         DataError: there is no such metrics.json.
+        ValueError: config.json names no similarity of this project.
     """
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     path = folder / "metrics.json"
@@ -98,9 +101,10 @@ def render(folder: Path, name: str) -> str:
         raise DataError(
             f"no card can be made of it ({error!r}); write it with `python evaluate.py card`", path
         ) from error
+    cls = similarity_class(folder)
     title = name.rpartition("/")[2]
     parts = {
-        "What it is": _what(folder, config),
+        "What it is": _what(folder, cls, config),
         "Use": _use(config, name, about),
         "Data": about.data,
         "Recipe": about.recipe,
@@ -113,11 +117,11 @@ def render(folder: Path, name: str) -> str:
         ),
         "Cost": _cost(folder, runs),
         "Limits": about.limits,
-        "Citation": f"```bibtex\n{BY_CLASS[_class(config)]}\n```" if _class(config) in BY_CLASS else "",
+        "Citation": f"```bibtex\n{cls.citation}\n```" if cls.citation else "",
     }
     assert tuple(parts) == SECTIONS
     body = "\n\n".join(f"## {heading}\n\n{part}" for heading, part in parts.items())
-    return str(ModelCard(f"---\n{_metadata(config, title, runs).to_yaml()}\n---\n\n# {title}\n\n{body}\n"))
+    return str(ModelCard(f"---\n{_metadata(cls, config, title, about, runs).to_yaml()}\n---\n\n# {title}\n\n{body}\n"))
 
 
 def empty_sections(card: str) -> list[str]:
@@ -130,14 +134,22 @@ def empty_sections(card: str) -> list[str]:
     ]
 
 
-def _class(config: dict[str, Any]) -> str:
-    return str(config["class"]).rpartition(".")[2]
+def _task(cls: type[LearnedSimilarity], config: dict[str, Any]) -> tuple[str | None, list[str]]:
+    """The Hub's tag for what a model is used for, and the tags beside it."""
+    if "backbone" not in config["arguments"]:
+        return None, []  # the Hub has none for recommendation
+    if cls.is_inner_product:
+        return "sentence-similarity", ["feature-extraction"]
+    return "text-ranking", []
 
 
-def _metadata(config: dict[str, Any], title: str, runs: Sequence[dict[str, Any]]) -> ModelCardData:
+def _metadata(
+    cls: type[LearnedSimilarity], config: dict[str, Any], title: str, about: About, runs: Sequence[dict[str, Any]]
+) -> ModelCardData:
+    task, tags = _task(cls, config)
     results = [
         EvalResult(
-            task_type="text-ranking",
+            task_type=task or "recommendation",
             dataset_type=run["data"]["name"],
             dataset_name=run["data"]["name"],
             metric_type=name,
@@ -150,23 +162,23 @@ def _metadata(config: dict[str, Any], title: str, runs: Sequence[dict[str, Any]]
     ]
     backbone = config["arguments"].get("backbone")
     return ModelCardData(
-        license="apache-2.0",
+        license=about.license or None,
         library_name="simzoo",
         base_model=backbone and backbone["name"],
-        tags=["simzoo", "learned-similarity", _class(config)],
-        pipeline_tag="text-ranking" if backbone else None,
+        tags=["simzoo", "learned-similarity", cls.__name__, *tags],
+        pipeline_tag=task,
         model_name=title,
         eval_results=results,
     )
 
 
-def _what(folder: Path, config: dict[str, Any]) -> str:
+def _what(folder: Path, cls: type[LearnedSimilarity], config: dict[str, Any]) -> str:
     size = (folder / "model.safetensors").stat().st_size
     backbone = config["arguments"].get("backbone")
     if backbone is None:
-        return f"`{_class(config)}`: weights of its own ({size:,} bytes), without a pretrained backbone."
+        return f"`{cls.__name__}`: weights of its own ({size:,} bytes), without a pretrained backbone."
     return (
-        f"`{_class(config)}` on `{backbone['name']}` (model.safetensors sha256 `{backbone['sha256']}`). This folder "
+        f"`{cls.__name__}` on `{backbone['name']}` (model.safetensors sha256 `{backbone['sha256']}`). This folder "
         f"holds what differs from that backbone ({size:,} bytes): adapters, tag embeddings and heads."
     )
 

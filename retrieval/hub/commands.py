@@ -9,9 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
-
 from simzoo.core.hub import (
     MANIFEST,
     HubError,
@@ -23,6 +20,7 @@ from simzoo.core.hub import (
     timeout,
     write_manifest,
 )
+from simzoo.core.progress import quiet, show_table
 from simzoo.core.records import DataError
 
 
@@ -94,7 +92,7 @@ def pull(name: str, to: Path | None = None) -> Path:
 
 
 @dataclass(frozen=True)
-class Found:
+class ListedCheckpoint:
     """A checkpoint that `list_checkpoints` found.
 
     Attributes:
@@ -108,17 +106,15 @@ class Found:
     size: int | None
 
 
-def list_checkpoints(owner: str | None = None) -> list[Found]:
+def list_checkpoints(owner: str | None = None) -> list[ListedCheckpoint]:
     """Lists checkpoints: those in checkpoints/ and in the Hub's cache, or an owner's on the Hub.
 
     Args:
         owner: user or organisation on the Hub; None: what is on this machine.
     """
     found = _on_this_machine() if owner is None else _of_owner(owner)
-    table = Table("name", "class", "MB")
-    for one in found:
-        table.add_row(one.name, one.kind, "-" if one.size is None else f"{one.size / 1e6:.1f}")
-    Console().print(table)
+    rows = [(one.name, one.kind, "-" if one.size is None else f"{one.size / 1e6:.1f}") for one in found]
+    show_table(("name", "class", "MB"), rows)
     return found
 
 
@@ -198,7 +194,7 @@ def _whole(name: str) -> Path:
     return local_path(name) if Path(name).expanduser().exists() else fetch(name, everything=True)
 
 
-def _on_this_machine() -> list[Found]:
+def _on_this_machine() -> list[ListedCheckpoint]:
     from huggingface_hub import scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
 
@@ -214,16 +210,18 @@ def _on_this_machine() -> list[Found]:
     return found
 
 
-def _described(folder: Path, name: str) -> Found:
+def _described(folder: Path, name: str) -> ListedCheckpoint:
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         kind = config.get("class") or config.get("model_type") or ""
     except (OSError, ValueError, AttributeError):
         kind = "?"
-    return Found(name, str(kind).rpartition(".")[2], sum(p.stat().st_size for p in folder.rglob("*") if p.is_file()))
+    return ListedCheckpoint(
+        name, str(kind).rpartition(".")[2], sum(p.stat().st_size for p in folder.rglob("*") if p.is_file())
+    )
 
 
-def _of_owner(owner: str) -> list[Found]:
+def _of_owner(owner: str) -> list[ListedCheckpoint]:
     from huggingface_hub import HfApi
     from huggingface_hub.constants import HF_HUB_DOWNLOAD_TIMEOUT
 
@@ -231,7 +229,9 @@ def _of_owner(owner: str) -> list[Found]:
     with explained(f"listing the checkpoints of {owner}"), timeout(HF_HUB_DOWNLOAD_TIMEOUT):
         models = list(HfApi(library_name="simzoo").list_models(author=owner, filter="simzoo"))
     known = [(model, set(model.tags or ())) for model in models]
-    return [Found(model.id, ", ".join(sorted(t for t in tags if t[:1].isupper())), None) for model, tags in known]
+    return [
+        ListedCheckpoint(model.id, ", ".join(sorted(t for t in tags if t[:1].isupper())), None) for model, tags in known
+    ]
 
 
 def parser() -> ArgumentParser:
@@ -272,4 +272,5 @@ def parser() -> ArgumentParser:
 def main(args: list[str] | None = None) -> None:
     """Runs the command line."""
     options = vars(parser().parse_args(args))
+    quiet()
     options.pop("function")(**options)

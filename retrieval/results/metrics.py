@@ -180,9 +180,12 @@ def chosen_metrics(names: list[str] | None, k: int, num_items: int) -> list[str]
     """The metrics to compute over k results, checked before any work.
 
     Raises:
-        DataError: a metric looks deeper than the results, so its value would be that of another metric.
+        DataError: a metric looks deeper than the results, so its value would be that of another metric; or none is
+            named.
         ValueError: no such metric.
     """
+    if names is not None and not names:
+        raise DataError(f"--metrics is empty; name at least one, for example {EXAMPLES}, or leave it out")
     measures = parse_measures(DEFAULT if names is None else names)
     deep = [name for name, measure in measures.items() if cutoff(measure) > k and k < num_items]
     if names is None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self
 
-from simzoo.core.extras import MissingExtraError, extra
 from simzoo.core.records import Collection, Query
 from simzoo.retrieval.results.run_files import write_text
 from simzoo.retrieval.scorer import Rows
@@ -26,18 +26,28 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#6
 MARKERS = "os^DvPX"
 
 STYLE = """
-:root { color-scheme: light dark; --line: #8886; --soft: #8881; --mark: #ffd54a88; --gold: #2e7d3233; }
+:root { color-scheme: light dark; --line: #8886; --soft: #8881; --mark: #ffd54a88; --gold: #2e7d3233; --shade: #0005; }
+@media (prefers-color-scheme: dark) { :root { --shade: #fff6; } }
 * { box-sizing: border-box; }
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 66rem; margin: 0 auto; padding: 1rem; overflow-wrap: anywhere; }
 h1 { font-size: 1.5rem; } h2 { font-size: 1.2rem; margin-top: 2.2rem; } h3 { font-size: 1rem; }
-.scroll { overflow-x: auto; } table { border-collapse: collapse; font-size: .9rem; overflow-wrap: normal; }
+/* A shade at each edge that hides a part of the table: it goes with the last column into view. */
+.scroll { overflow-x: auto; background:
+  linear-gradient(to right, Canvas 40%, transparent) left / 2rem 100% no-repeat local,
+  linear-gradient(to left, Canvas 40%, transparent) right / 2rem 100% no-repeat local,
+  linear-gradient(to right, var(--shade), transparent) left / .6rem 100% no-repeat scroll,
+  linear-gradient(to left, var(--shade), transparent) right / .6rem 100% no-repeat scroll; }
+.scroll:focus-visible { outline: 2px solid var(--line); }
+table { border-collapse: collapse; font-size: .9rem; overflow-wrap: normal; }
 th, td { padding: .3rem .8rem; border-bottom: 1px solid var(--line); text-align: right; vertical-align: top; }
 thead th { border-bottom-width: 2px; min-width: 4.5rem; } .results th { min-width: 0; } tbody th { font-weight: 600; }
 th:first-child, .text { text-align: left; }
 .scroll th:first-child { position: sticky; left: 0; min-width: 7rem; background: Canvas; }
+.many th, .many td { padding: .3rem .45rem; } .many th:first-child { min-width: 9rem; max-width: 14rem; }
 td { font-variant-numeric: tabular-nums; } small { opacity: .8; } .note, .step { display: block; white-space: nowrap; }
 .single .note { display: inline-block; min-width: 9rem; }
-.results { width: 100%; } .results td.text { overflow-wrap: anywhere; }
+.scroll .results th:first-child { min-width: 0; } .results { width: 100%; }
+.results td.text { overflow-wrap: anywhere; }
 .results td:first-child { width: 2.5rem; } .results td:nth-child(2) { width: 5rem; }
 mark { background: var(--mark); color: inherit; border-radius: .2rem; padding: 0 .15rem; font-weight: 600; }
 tr.gold td { background: var(--gold); }
@@ -96,6 +106,19 @@ class Example:
     missed: Sequence[Result]
     depth: int
 
+    @property
+    def hit(self) -> bool:
+        """Whether the first result is relevant."""
+        return bool(self.found) and self.found[0].relevant
+
+    @classmethod
+    def chosen(cls, collection: Collection, query_rows: Rows, ranking: Ranking, number: int) -> list[Self]:
+        """Examples in the order of the queries, but for a hit that comes first and a miss that comes next."""
+        every = [cls.of(collection, query_rows, ranking, place) for place in range(len(query_rows))]
+        first = [next((one for one in every if one.hit is hit), None) for hit in (True, False)]
+        ahead = [one for one in first if one is not None]
+        return [*ahead, *(one for one in every if one not in ahead)][:number]
+
     @classmethod
     def of(cls, collection: Collection, query_rows: Rows, ranking: Ranking, place: int) -> Self:
         """The example at a place of the ranking."""
@@ -120,6 +143,7 @@ def write_report(
     curves: Curves,
     examples: Sequence[Example],
     x_label: str = "calls a query",
+    about: Sequence[str] = (),
 ) -> None:
     """Writes the page; it asks the network for nothing, and runs nothing.
 
@@ -129,6 +153,7 @@ def write_report(
         curves: Top-k-Recall, one panel for each k; may be empty.
         examples: ranked examples; may be empty.
         x_label: what the first number of a curve's point counts.
+        about: paragraphs that say what is looked at and how to read it.
 
     Raises:
         ValueError: there are no runs.
@@ -140,6 +165,7 @@ def write_report(
     title = f"{', '.join(data)}: {names}"
     body = [
         f"<h1>{escape(title)}</h1>",
+        *(f"<p>{escape(paragraph)}</p>" for paragraph in about),
         _facts(runs),
         "<h2>Quality</h2>",
         "<p>Means over queries with 95 % bootstrap intervals; n where not every query counts.</p>",
@@ -207,11 +233,16 @@ def _quality(runs: Sequence[RunReport]) -> str:
         cells = []
         for run in runs:
             value = run.described["metrics"].get(name)
-            counted = value is None or value.get("queries", run.described["queries"])
-            partial = "" if value is None or counted == run.described["queries"] else f"n = {counted:,}"
-            cells.append(_mean(value, "{:.4f}", partial))
+            counted = (value or {}).get("queries", run.described["queries"])
+            partial = "" if counted == run.described["queries"] else f"n = {counted:,}"
+            cells.append(_mean(value, f"{{:.{decimals(counted)}f}}", partial))
         lines[name] = cells
     return _table(runs, lines)
+
+
+def decimals(queries: int) -> int:
+    """Decimals of a mean over queries: as many as tell apart means that differ by one query."""
+    return 2 if queries < 100 else 3 if queries < 1000 else 4
 
 
 def _cost(runs: Sequence[RunReport]) -> str:
@@ -222,10 +253,11 @@ def _cost(runs: Sequence[RunReport]) -> str:
     for title, key, form in (
         ("search, seconds", "search_seconds", "{:,.2f} s"),
         ("indexing, seconds", "index_seconds", "{:,.2f} s"),
-        ("bytes", "bytes", "{:,}"),
     ):
         if any(run.described.get(key) for run in runs):
-            lines[title] = [_steps(run.described.get(key, {}), form) for run in runs]
+            lines[title] = [_steps(run.described.get(key, {}), form.format) for run in runs]
+    if any(run.described.get("bytes") for run in runs):
+        lines["kept"] = [_steps(run.described.get("bytes", {}), size) for run in runs]
     lines["indexing, calls"] = [f"{run.described['index_calls']:,}" for run in runs]
     return _table(runs, lines)
 
@@ -238,10 +270,17 @@ def _mean(value: Mapping[str, float] | None, form: str, remark: str = "") -> str
     return f"{mean} <small class=note>{', '.join(notes)}</small>"
 
 
-def _steps(steps: Mapping[str, float], form: str) -> str:
-    return (
-        "".join(f"<span class=step>{escape(name)}: {form.format(value)}</span>" for name, value in steps.items()) or "-"
-    )
+def _steps(steps: Mapping[str, Any], form: Callable[[Any], str]) -> str:
+    return "".join(f"<span class=step>{escape(name)}: {form(value)}</span>" for name, value in steps.items()) or "-"
+
+
+def size(number: int) -> str:
+    """Bytes in the unit that leaves one to three digits before the point."""
+    value, units = float(number), iter(("kB", "MB", "GB", "TB"))
+    unit = "bytes"
+    while value >= 999.95 and unit != "TB":
+        value, unit = value / 1000, next(units)
+    return f"{number} bytes" if unit == "bytes" else f"{value:.1f} {unit}"
 
 
 def _table(runs: Sequence[RunReport], lines: Mapping[str, Sequence[str]]) -> str:
@@ -253,31 +292,31 @@ def _table(runs: Sequence[RunReport], lines: Mapping[str, Sequence[str]]) -> str
     body = "".join(
         f"<tr><th>{name}</th>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>" for name, *cells in rows[1:]
     )
-    kind = "scroll single" if len(runs) == 1 else "scroll"
-    return f'<div class="{kind}"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    kind = "scroll single" if len(runs) == 1 else "scroll many" if len(runs) > WIDE else "scroll"
+    return f'<div class="{kind}" tabindex=0><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
 def _curves(curves: Curves, x_label: str) -> str:
     depths = sorted({k for points in curves.values() for k, found in points.items() if found})
-    try:
-        panels = "".join(
-            f'<figure><img alt="Top-{k}-Recall against {escape(x_label)}" src="{_panel(curves, k, x_label)}"></figure>'
-            for k in depths
-        )
-    except MissingExtraError as error:  # the numbers stand below; hours of scoring are not lost for a picture
-        panels = f"<p>{escape(str(error))}</p>"
     tables = "".join(_points(curves, k, x_label) for k in depths)
-    return (
-        f"<p>Top-k-Recall: the share of the exact top k that was found, against {escape(x_label)}.</p>"
-        f'<div class="panels">{panels}</div><details><summary>the numbers</summary>{tables}</details>'
+    explained = f"<p>Top-k-Recall: the share of the exact top k that was found, against {escape(x_label)}.</p>"
+    if find_spec("matplotlib") is None:
+        return f"{explained}<p>Pictures need matplotlib: pip install 'simzoo[plots]'.</p>{tables}"
+    panels = "".join(
+        f'<figure><img alt="Top-{k}-Recall against {escape(x_label)}" src="{_panel(curves, k, x_label)}"></figure>'
+        for k in depths
     )
+    return f'{explained}<div class="panels">{panels}</div><details><summary>the numbers</summary>{tables}</details>'
 
 
 def _panel(curves: Curves, k: int, x_label: str) -> str:
     """One panel as a data URI: a picture of its own, so that panels wrap on a narrow screen."""
-    ticker = extra("matplotlib.ticker", "plots", "a picture of curves")
-    with extra("matplotlib", "plots", "").rc_context({"svg.hashsalt": "simzoo", "font.size": 11}):
-        figure = extra("matplotlib.figure", "plots", "").Figure(figsize=(4.6, 3.9), layout="constrained")
+    import matplotlib
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
+
+    with matplotlib.rc_context({"svg.hashsalt": "simzoo", "font.size": 11}):
+        figure = Figure(figsize=(4.6, 3.9), layout="constrained")
         panel = figure.subplots()
         places = sorted({x for points in curves.values() for x, _ in points.get(k, ())})
         for number, (name, points) in enumerate(curves.items()):
@@ -289,10 +328,10 @@ def _panel(curves: Curves, k: int, x_label: str) -> str:
         panel.set(title=f"k = {k}", xlabel=x_label, ylabel=f"Top-{k}-Recall", ylim=(-0.02, 1.04))
         if places[0] > 0 and places[-1] >= 4 * places[0]:
             panel.set_xscale("log")
-            panel.xaxis.set_minor_locator(ticker.NullLocator())
-            panel.xaxis.set_major_formatter(ticker.ScalarFormatter())
+            panel.xaxis.set_minor_locator(NullLocator())
+            panel.xaxis.set_major_formatter(ScalarFormatter())
             apart = [x for i, x in enumerate(places) if i == 0 or x >= 1.4 * places[i - 1]]
-            panel.xaxis.set_major_locator(ticker.FixedLocator(apart))
+            panel.xaxis.set_major_locator(FixedLocator(apart))
         panel.grid(alpha=0.3)
         panel.legend(fontsize=9, framealpha=0.6)
         buffer = io.BytesIO()
@@ -309,7 +348,8 @@ def _points(curves: Curves, k: int, x_label: str) -> str:
         cells = "".join(f"<td>{known[x]:.4f}</td>" if x in known else "<td>-</td>" for x in places)
         rows.append(f"<tr><th>{escape(name)}</th>{cells}</tr>")
     return (
-        f'<div class="scroll"><table><thead><tr><th>Top-{k}-Recall by {escape(x_label)}</th>{head}</tr></thead>'
+        '<div class="scroll" tabindex=0><table><thead>'
+        f"<tr><th>Top-{k}-Recall by {escape(x_label)}</th>{head}</tr></thead>"
         f"<tbody>{''.join(rows)}</tbody></table></div>"
     )
 
@@ -326,10 +366,21 @@ def _example(example: Example) -> str:
         for result in example.missed[:SHOWN]
     )
     return (
+        f"<h3>{'A hit' if example.hit else 'A miss'}: {_verdict(example)}</h3>"
         f"<p class=query>{_query(example.query)} <small>{escape(example.query.id)}</small></p>"
-        '<table class="results"><thead><tr><th></th><th>score</th><th class=text>item</th></tr></thead>'
-        f"<tbody>{rows}</tbody></table>{missed}"
+        '<div class="scroll" tabindex=0><table class="results">'
+        "<thead><tr><th></th><th>score</th><th class=text>item</th></tr></thead>"
+        f"<tbody>{rows}</tbody></table></div>{missed}"
     )
+
+
+def _verdict(example: Example) -> str:
+    if example.hit:
+        return "the first result is relevant"
+    places = [result.place for result in (*example.found, *example.missed) if result.relevant and result.place]
+    if places:
+        return f"the first relevant result is at place {min(places)}"
+    return f"none of the {example.depth} results is relevant"
 
 
 def _item(result: Result) -> str:

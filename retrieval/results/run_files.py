@@ -32,7 +32,7 @@ from importlib.metadata import PackageNotFoundError, version
 from math import isfinite
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import numpy as np
 import torch
@@ -187,7 +187,8 @@ def write_trec(folder: Path, collection: Collection, query_rows: Rows, ranking: 
 
     Programs that read runs sort by score, not by rank, and break ties in their own way. So a score that does not fall
     is written as the next smaller float32, with the nine digits that tell any two of them apart: the order is ours
-    everywhere. Minus infinity becomes -1e38, and blanks, which a column cannot hold, are percent-encoded.
+    everywhere. Minus infinity becomes -1e38, and blanks, which a column cannot hold, are percent-encoded; so are
+    percent signs in ids that have a blank or look encoded already, so that no two ids become one.
     """
     falling = _falling(ranking.scores)
     tag = _column(tag)
@@ -203,7 +204,9 @@ def write_trec(folder: Path, collection: Collection, query_rows: Rows, ranking: 
 
 
 def read_trec(path: Path) -> dict[str, list[tuple[str, float]]]:
-    """A run in TREC's layout: by query id, (item id, score) in the order of the ranks.
+    """A run in TREC's layout: by query id, (item id, score) in the order of the ranks; ids as before `write_trec`.
+
+    `ir_measures.read_trec_run` reads the same files, with ids as they stand there; a damaged line it does not name.
 
     Raises:
         DataError: the file is missing or empty, or a line does not have six columns with a rank and a score.
@@ -215,7 +218,7 @@ def read_trec(path: Path) -> dict[str, list[tuple[str, float]]]:
         columns = line.split()
         try:
             query, _, item, rank, score, _ = columns
-            found.setdefault(query, []).append((int(rank), item, float(score)))
+            found.setdefault(_name(query), []).append((int(rank), _name(item), float(score)))
         except ValueError as error:
             raise DataError(
                 f"expected `query Q0 item rank score tag`, got {line[:80]!r}; {AGAIN}", path, number
@@ -267,6 +270,8 @@ def _parsed(text: str, path: Path, line: int) -> Any:
         return json.loads(text)
     except json.JSONDecodeError as error:
         raise DataError(f"broken JSON ({error.msg}); {AGAIN}", path, line + error.lineno - 1) from error
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, a list in a list in a list ...
+        raise DataError(f"JSON that cannot be read ({type(error).__name__}); {AGAIN}", path, line) from error
 
 
 def _finite(value: Any) -> Any:
@@ -285,5 +290,16 @@ def _falling(scores: Scores) -> NDArray[np.float32]:
     return falling
 
 
+_BLANKS = "".join(filter(str.isspace, map(chr, range(0x3001))))  # U+3000 is the last of them
+_CODE = re.compile("|".join(quote(character) for character in (*_BLANKS, "%")))
+
+
 def _column(name: str) -> str:
-    return re.sub(r"\s", lambda blank: quote(blank[0]), name)
+    if not _CODE.search(name) and not any(map(str.isspace, name)):
+        return name
+    return re.sub(r"[\s%]", lambda blank: quote(blank[0]), name)
+
+
+def _name(column: str) -> str:
+    """The name that `_column` made a column of."""
+    return _CODE.sub(lambda code: unquote(code[0]), column)

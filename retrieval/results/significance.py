@@ -1,8 +1,13 @@
-"""Comparing runs: paired randomisation test, intervals of differences, Holm's correction."""
+"""Comparing runs: paired randomisation test, intervals of differences, Holm's correction.
+
+`scipy.stats.permutation_test` is the oracle of the tests, and is not called here: at 6,980 queries and 100,000 patterns
+it takes 26 s where this takes 1 s, because it multiplies signs as float64 instead of adding up bits, and where it draws
+patterns it doubles the smaller tail, so that no p is below 2 / (1 + patterns).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
@@ -13,6 +18,7 @@ from simzoo.core.records import DataError
 from simzoo.retrieval.results.metrics import Values, block_sizes, interval
 from simzoo.retrieval.results.run_files import Run, read_run
 
+PRIMARY = "nDCG@10"  # where none is named: BEIR's
 EXACT_QUERIES = 16  # up to 65,536 sign patterns, all of them are tried
 
 
@@ -30,7 +36,7 @@ class Comparison:
         low: of its 95 % interval.
         high: of its 95 % interval.
         p: two-sided, paired randomisation.
-        holm: p corrected for all comparisons of the table.
+        holm: p corrected for all comparisons in the primary metric; None where the metric is exploratory.
     """
 
     metric: str
@@ -42,7 +48,22 @@ class Comparison:
     low: float
     high: float
     p: float
-    holm: float
+    holm: float | None = None
+
+
+@dataclass(frozen=True)
+class Comparisons:
+    """Runs against each other.
+
+    Attributes:
+        primary: the metric that the runs are compared by; the others are exploratory: their p is of each test alone.
+        rows: the primary metric's first, then metric by metric.
+        lacking: metrics of quality that are left out, each with the runs that do not have it.
+    """
+
+    primary: str
+    rows: list[Comparison]
+    lacking: dict[str, list[str]]
 
 
 def paired_randomization(first: Values, second: Values, samples: int = 100_000, seed: int = 0) -> float:
@@ -96,29 +117,37 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return corrected.tolist()
 
 
-def compare_runs(folders: Sequence[Path], metrics: Sequence[str] | None = None) -> list[Comparison]:
-    """Every pair of runs in every metric; Holm's correction is over all rows.
+def compare_runs(folders: Sequence[Path], metrics: Sequence[str] | None = None) -> Comparisons:
+    """Every pair of runs in every metric; Holm's correction is over the pairs in the primary metric.
 
     Args:
         folders: output folders of ``evaluate.py run``.
-        metrics: names, also ``calls`` and ``milliseconds``; None: all metrics of quality that the runs have in common.
+        metrics: names, also ``calls`` and ``milliseconds``, the primary one first; None: all metrics of quality that
+            the runs have in common, `PRIMARY` first if it is one of them.
 
     Raises:
-        DataError: fewer than two runs, a damaged one, other data or other queries in one of them, or an unknown metric.
+        DataError: fewer than two runs, one twice, a damaged one, other data or other queries in one of them, or an
+            unknown metric.
     """
     if len(folders) < 2:
         raise DataError(f"comparing needs at least two runs, got {len(folders)}")
+    if twice := [folder for at, folder in enumerate(folders) if folder.resolve() in map(Path.resolve, folders[:at])]:
+        raise DataError("is named twice; a run differs from itself in nothing", twice[0])
     runs = [read_run(folder) for folder in folders]
     for run in runs[1:]:
         _check_same_queries(runs[0], run)
     labels = [folder.name for folder in folders]
     if len(set(labels)) < len(labels):
         labels = [str(folder) for folder in folders]
-    named = zip(labels, runs, strict=True)
-    pairs = list(combinations(named, 2))
-    rows = [_compared(name, *first, *second) for name in _chosen(runs, metrics) for first, second in pairs]
-    corrected = holm([row.p for row in rows])
-    return [replace(row, holm=p) for row, p in zip(rows, corrected, strict=True)]
+    named = dict(zip(labels, runs, strict=True))
+    lacking = _lacking(named)
+    primary, *others = _chosen(named, metrics, lacking)
+    pairs = list(combinations(named.items(), 2))
+    tested = [_compared(primary, *first, *second) for first, second in pairs]
+    corrected = holm([row.p for row in tested])
+    rows = [replace(row, holm=p) for row, p in zip(tested, corrected, strict=True)]
+    rows += [_compared(name, *first, *second) for name in others for first, second in pairs]
+    return Comparisons(primary, rows, lacking if metrics is None else {})
 
 
 def _compared(metric: str, first: str, one: Run, second: str, other: Run) -> Comparison:
@@ -127,9 +156,8 @@ def _compared(metric: str, first: str, one: Run, second: str, other: Run) -> Com
     if not known.any():
         raise DataError(f"{metric!r} counts no query in both {one.folder} and {other.folder}; leave it out")
     a, b = a[known], b[known]
-    p = paired_randomization(a, b)
     means = float(a.mean()), float(b.mean())
-    return Comparison(metric, len(a), first, second, means, *interval(b - a), p, p)
+    return Comparison(metric, len(a), first, second, means, *interval(b - a), paired_randomization(a, b))
 
 
 def _check_same_queries(one: Run, other: Run) -> None:
@@ -147,12 +175,28 @@ def _check_same_queries(one: Run, other: Run) -> None:
         )
 
 
-def _chosen(runs: Sequence[Run], metrics: Sequence[str] | None) -> list[str]:
-    common = [name for name in runs[0].columns if name != "id" and all(name in run.columns for run in runs)]
-    if unknown := sorted(set(metrics or ()) - set(common)):
-        raise DataError(f"{unknown[0]!r} is not in every run; they have {', '.join(common)} in common")
-    # Costs differ by design: testing them unasked would only weaken the correction of the other rows.
-    chosen = [name for name in common if name in runs[0].described["metrics"]] if metrics is None else metrics
-    if not chosen:
-        raise DataError(f"there is nothing to compare: the runs have {', '.join(common) or 'no values'} in common")
-    return list(dict.fromkeys(chosen))
+def _lacking(runs: Mapping[str, Run]) -> dict[str, list[str]]:
+    """Metrics of quality that some run has, with the runs that have them not."""
+    every = dict.fromkeys(name for run in runs.values() for name in run.described["metrics"])
+    without = {name: [label for label, run in runs.items() if name not in run.columns] for name in every}
+    return {name: labels for name, labels in without.items() if labels}
+
+
+def _chosen(runs: Mapping[str, Run], metrics: Sequence[str] | None, lacking: Mapping[str, list[str]]) -> list[str]:
+    first, *others = runs.values()
+    common = [name for name in first.columns if name != "id" and all(name in run.columns for run in others)]
+    if metrics is None:
+        # Costs differ by design, which no test has to show.
+        chosen = [name for name in common if name in first.described["metrics"]]
+        chosen.sort(key=lambda name: name != PRIMARY)
+        if not chosen:
+            without = "; ".join(f"{' and '.join(labels)} without {name}" for name, labels in lacking.items())
+            raise DataError(f"there is nothing to compare: the runs have no metric in common ({without})")
+        return chosen
+    if not metrics:
+        raise DataError(f"no metric is named; the runs have {', '.join(common)} in common")
+    for name in metrics:
+        if name not in common:
+            where = f": {' and '.join(lacking[name])} lacks it" if name in lacking else ""
+            raise DataError(f"{name!r} is not in every run{where}; they have {', '.join(common)} in common")
+    return list(dict.fromkeys(metrics))

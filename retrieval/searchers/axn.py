@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -96,15 +96,30 @@ class AXN(Searcher):
 
     def prepare(self, watch: Stopwatch) -> None:
         """Embeds the items, indexes the first stage, fits the normalisation."""
+        self._prepare_items(watch)
+        if self.normalize:
+            with watch.step("score normalisation"):
+                fitted, asked = fit_normalization(self.corpus, self.embeddings.embedder, self.first_stage)
+            self.normalization, self.index_calls = fitted, int(asked.calls.sum())
+
+    def state(self) -> dict[str, NDArray[Any]] | None:
+        """See `Searcher.state`: alpha and beta of the normalisation."""
+        if not self.normalize:
+            return None
+        return {"normalization": np.array([self.normalization.alpha, self.normalization.beta])}
+
+    def restored(self, state: Mapping[str, NDArray[Any]], rows: int, watch: Stopwatch) -> None:
+        """See `Searcher.restored`."""
+        self._prepare_items(watch)
+        alpha, beta = state["normalization"].tolist()
+        self.normalization = Normalization(alpha, beta)
+
+    def _prepare_items(self, watch: Stopwatch) -> None:
         with watch.step("item embeddings"):
             self.embeddings.index(self.corpus)
         if self.first_stage is not self.embeddings:
             with watch.step("first stage"):
                 self.first_stage.index(self.corpus)
-        if self.normalize:
-            with watch.step("score normalisation"):
-                fitted, asked = fit_normalization(self.corpus, self.embeddings.embedder, self.first_stage)
-            self.normalization, self.index_calls = fitted, int(asked.calls.sum())
 
     def grow(self, start: int, watch: Stopwatch) -> None:
         """See `Searcher.grow`: embeds the new items; the normalisation stays."""

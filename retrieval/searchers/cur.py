@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -103,10 +103,24 @@ class CUR(Searcher):
         if self.corpus.gone is not None and self.corpus.gone[self.anchor_rows].any():
             self.prepare(watch)
             return
+        if start == len(self.corpus):
+            return
         with watch.step("anchor scores"):
             r_anc = self._scored(start)
         with watch.step("item embeddings"):
             self.item_embeddings = np.hstack([self.item_embeddings, _embedded(self._u, r_anc)])
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """See `Searcher.state`: the items' embeddings (k_i, N), and what the embeddings of more of them take."""
+        places = {id(query): place for place, query in enumerate(self.corpus.anchors)}
+        chosen = np.array([places[id(query)] for query in self._anchors], dtype=np.int64)
+        return {"embeddings": self.item_embeddings, "u": self._u, "items": self.anchor_rows, "queries": chosen}
+
+    def restored(self, state: Mapping[str, NDArray[Any]], rows: int, watch: Stopwatch) -> None:
+        """See `Searcher.restored`."""
+        self.item_embeddings, self._u, self.anchor_rows = state["embeddings"], state["u"], state["items"]
+        self._anchors = [self.corpus.anchors[place] for place in state["queries"].tolist()]
+        self.grow(rows, watch)
 
     def _scored(self, start: int) -> Scores:
         """Scores of the anchor queries with the items from ``start`` on, 0 for removed ones."""

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from numpy.lib.format import open_memmap
+from numpy.lib.format import write_array_header_2_0
 from numpy.typing import NDArray
 
 from simzoo.core.extras import extra
-from simzoo.core.files import replacing
+from simzoo.core.files import remove_scratch, replacing, reserve
+from simzoo.core.locks import InUse, left_over, locked
 from simzoo.core.progress import progress
 from simzoo.core.records import DataError
+from simzoo.retrieval.storage.checksums import check, described
 
 Metric = Literal["l2", "inner_product"]
 Neighbors = NDArray[np.int32]
 BLOCK = 2048  # items whose neighbours are found at once
+SUMS = "checksums.json"  # its being there says that the graph is finished
 
 
 @dataclass
@@ -53,6 +58,8 @@ def build_graph(vectors: NDArray[np.float32], config: GraphConfig) -> Neighbors:
 
     Raises:
         DataError: the folder holds a graph of other vectors or of another kind, or one that is damaged.
+        InUse: another process builds it.
+        OSError: no room is left; the blocks that were built are kept.
         ValueError: vectors that are not finite, or fewer than two.
     """
     vectors = np.ascontiguousarray(vectors, dtype=np.float32)
@@ -88,16 +95,40 @@ def load_graph(folder: Path, num_items: int) -> Neighbors:
     low, high = int(neighbors.min()), int(neighbors.max())
     if low < 0 or high >= num_items:
         raise DataError(f"names the items {low} to {high}, but they run from 0 to {num_items - 1}", path)
+    if not (folder / SUMS).exists():
+        raise DataError("the graph is not finished; build it again, it goes on where it was", folder)
+    check(path, json.loads((folder / SUMS).read_text()))
     return neighbors
 
 
 def _build_on_disk(vectors: NDArray[np.float32], config: GraphConfig, folder: Path, degree: int) -> Neighbors:
     identity = {
-        "vectors": hashlib.sha256(vectors.tobytes()).hexdigest(),
+        "vectors": hashlib.sha256(vectors.data).hexdigest(),
         "degree": degree,
         "metric": config.metric,
         "block": BLOCK,
     }
+    starts = range(0, len(vectors), BLOCK)
+    paths = {start: folder / f"block-{start:010d}.npy" for start in starts}
+    if (folder / SUMS).exists():
+        _claim(folder, identity)
+        with suppress(InUse, PermissionError):  # whoever has it cleans up; who may not write need not
+            _clean(folder, paths.values())
+        return load_graph(folder, len(vectors))
+    with locked(folder):
+        _claim(folder, identity)
+        if not (folder / SUMS).exists():
+            missing = [start for start in starts if not paths[start].exists()]
+            search = _search(vectors, config.metric)
+            for start in progress(missing, "building the graph"):
+                with replacing(paths[start]) as file:
+                    np.save(file, _block(search, vectors, start, degree))
+            _join(folder, list(paths.values()), (len(vectors), degree))
+    _clean(folder, paths.values())
+    return load_graph(folder, len(vectors))
+
+
+def _claim(folder: Path, identity: dict[str, Any]) -> None:
     manifest = folder / "manifest.json"
     if manifest.exists():
         found = json.loads(manifest.read_text())
@@ -107,27 +138,30 @@ def _build_on_disk(vectors: NDArray[np.float32], config: GraphConfig, folder: Pa
                 f"is a graph with other {' and '.join(differing)}; choose another folder or remove it", manifest
             )
     else:
-        folder.mkdir(parents=True, exist_ok=True)
         with replacing(manifest) as file:
             file.write(json.dumps(identity).encode())
-    whole = folder / "neighbors.npy"
-    if not whole.exists():
-        starts = range(0, len(vectors), BLOCK)
-        paths = {start: folder / f"block-{start:010d}.npy" for start in starts}
-        missing = [start for start in starts if not paths[start].exists()]
-        search = _search(vectors, config.metric)
-        for start in progress(missing, "building the graph"):
-            with replacing(paths[start]) as file:
-                np.save(file, _block(search, vectors, start, degree))
-        unfinished = folder / "neighbors.tmp"
-        joined = open_memmap(unfinished, mode="w+", dtype=np.int32, shape=(len(vectors), degree))
-        for start, path in paths.items():
-            joined[start : start + BLOCK] = np.load(path, allow_pickle=False)
-        joined.flush()
-        unfinished.rename(whole)
-        for path in paths.values():
-            path.unlink()
-    return load_graph(folder, len(vectors))
+
+
+def _join(folder: Path, blocks: Sequence[Path], shape: tuple[int, int]) -> None:
+    # Written, not mapped: a full disk is an error of write(), but a bus error of a mapped page.
+    with replacing(folder / "neighbors.npy") as file:
+        header = {"descr": np.dtype(np.int32).str, "fortran_order": False, "shape": shape}
+        write_array_header_2_0(file, header)
+        reserve(file, file.tell() + 4 * shape[0] * shape[1])
+        for path in blocks:
+            file.write(np.load(path, allow_pickle=False).data)
+    with replacing(folder / SUMS) as file:
+        file.write(json.dumps(described(folder / "neighbors.npy")).encode())
+
+
+def _clean(folder: Path, blocks: Iterable[Path]) -> None:
+    """Removes blocks that were joined, which a kill may have left, and half-written files."""
+    leftovers = [path for path in blocks if path.exists()]
+    if leftovers or left_over(folder):
+        with locked(folder):
+            for path in leftovers:
+                path.unlink(missing_ok=True)
+            remove_scratch(folder)
 
 
 def _search(vectors: NDArray[np.float32], metric: Metric) -> Any:

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.lib.format import open_memmap
+from numpy.lib.format import write_array_header_2_0
 from numpy.typing import NDArray
 
-from simzoo.core.files import replacing
+from simzoo.core.files import remove_scratch, replacing, reserve
+from simzoo.core.locks import InUse, left_over, locked
 from simzoo.core.progress import progress
 from simzoo.core.records import DataError
 from simzoo.core.reps import Ragged, Reps, num_rows
+from simzoo.retrieval.storage.checksums import check, described
 
 Encode = Callable[[Sequence[Sequence[Any]]], Iterator[Reps]]
 
@@ -33,7 +37,9 @@ class RepresentationStore:
     """The representations of a list of records in a folder, made by one checkpoint.
 
     Blocks are written one by one under their final names by renaming; when all are there they become one file a part,
-    which is memory-mapped. A build that is killed at any moment goes on where it was and ends with the same bytes.
+    which is memory-mapped. A build that is killed at any moment goes on where it was and ends with the same bytes. One
+    process builds; a second one is refused while it does. Files are checked at opening by their sizes and by a
+    checksum of samples (`checksums.sample_sha256`), by `verify` whole.
 
     Args:
         folder: where.
@@ -48,7 +54,7 @@ class RepresentationStore:
         self.folder = folder
         self.records = records
         self.block = block
-        self.identity = {"records": records_sha256(records), "checkpoint": checkpoint, "block": block}
+        self.identity = {"format": 2, "records": records_sha256(records), "checkpoint": checkpoint, "block": block}
 
     def build(self, encode: Encode, description: str) -> Reps:
         """Encodes what is missing and opens the store.
@@ -58,29 +64,38 @@ class RepresentationStore:
             description: what the progress bar calls it.
 
         Raises:
-            DataError: the folder holds representations of other records or of another checkpoint.
+            DataError: the folder holds representations of other records or of another checkpoint, or is damaged.
+            InUse: another process builds it.
+            OSError: no room is left; what was encoded is kept.
         """
-        self._claim()
-        if not (self.folder / "parts.json").exists():
-            starts = range(0, len(self.records), self.block)
+        starts = range(0, len(self.records), self.block)
+        if self._finished():
+            self._claim()
+            with suppress(InUse, PermissionError):  # whoever has it cleans up; who may not write need not
+                self._clean(starts)
+            return self.open()
+        with locked(self.folder):
+            self._claim()
             missing = [start for start in starts if not self._path(start).exists()]
-            encoded = encode([self.records[start : start + self.block] for start in missing])
-            for start in progress(missing, description):
-                self._write(start, next(encoded))
-            self._join(starts)
+            if not self._finished():
+                encoded = encode([self.records[start : start + self.block] for start in missing])
+                for start in progress(missing, description):
+                    self._write(start, next(encoded))
+                self._join(starts)
+        self._clean(starts)
         return self.open()
 
     def open(self) -> Reps:
         """The representations, memory-mapped.
 
         Raises:
-            DataError: the store is not finished, or a file of it is missing or cut short.
+            DataError: the store is not finished, or a file of it is missing, cut short or not what was written.
         """
-        path = self.folder / "parts.json"
-        if not path.exists():
-            raise DataError("the store is not finished; build it again, it goes on where it was", self.folder)
+        parts, files = self._parts()
+        for name, expected in files.items():
+            check(self.folder / name, expected)
         reps: Reps = {}
-        for name, ragged in json.loads(path.read_text()).items():
+        for name, ragged in parts.items():
             values = self._map(f"{name}.npy")
             reps[name] = Ragged(values, self._map(f"{name}.offsets.npy")) if ragged else values
         if num_rows(reps) != len(self.records):
@@ -88,6 +103,35 @@ class RepresentationStore:
                 f"holds {num_rows(reps)} rows, expected {len(self.records)}; remove the folder", self.folder
             )
         return reps
+
+    def verify(self) -> None:
+        """Reads every byte.
+
+        Raises:
+            DataError: a file is not what was written.
+        """
+        for name, expected in self._parts()[1].items():
+            check(self.folder / name, expected, every_byte=True)
+
+    def _finished(self) -> bool:
+        return (self.folder / "parts.json").exists()
+
+    def _parts(self) -> tuple[dict[str, bool], dict[str, dict[str, str | int]]]:
+        """Whether each part is ragged, and what its files should be."""
+        path = self.folder / "parts.json"
+        if not path.exists():
+            raise DataError("the store is not finished; build it again, it goes on where it was", self.folder)
+        found = json.loads(path.read_text())
+        return found["parts"], found["files"]
+
+    def _clean(self, starts: Sequence[int]) -> None:
+        """Removes blocks that were joined, which a kill may have left, and half-written files."""
+        leftovers = [path for path in map(self._path, starts) if path.exists()]
+        if leftovers or left_over(self.folder):
+            with locked(self.folder):
+                for path in leftovers:
+                    path.unlink(missing_ok=True)
+                remove_scratch(self.folder)
 
     def _map(self, name: str) -> torch.Tensor:
         path = self.folder / name
@@ -130,26 +174,29 @@ class RepresentationStore:
         with np.load(self._path(0), allow_pickle=False) as first:
             for key in first.files:
                 ragged[key.removesuffix(".values").removesuffix(".lengths")] = key.endswith((".values", ".lengths"))
+        names = []
         for name, is_ragged in ragged.items():
-            self._join_part(f"{name}.values" if is_ragged else name, self.folder / f"{name}.npy", starts)
+            names.append(f"{name}.npy")
+            self._join_part(f"{name}.values" if is_ragged else name, self.folder / names[-1], starts)
             if is_ragged:
+                names.append(f"{name}.offsets.npy")
                 lengths = np.concatenate([self._block(start, f"{name}.lengths") for start in starts])
-                offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-                np.save(self.folder / f"{name}.offsets.npy", offsets)
+                with replacing(self.folder / names[-1]) as file:
+                    np.save(file, np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64))
         with replacing(self.folder / "parts.json") as file:
-            file.write(json.dumps(ragged).encode())
-        for start in starts:
-            self._path(start).unlink()
+            files = {name: described(self.folder / name) for name in names}
+            file.write(json.dumps({"parts": ragged, "files": files}).encode())
 
     def _join_part(self, key: str, path: Path, starts: Sequence[int]) -> None:
-        sizes = [self._block(start, key).shape for start in starts]
         first = self._block(starts[0], key)
-        joined = open_memmap(path, "w+", first.dtype, (sum(size[0] for size in sizes), *first.shape[1:]))
-        at = 0
-        for start, size in zip(starts, sizes, strict=True):
-            joined[at : at + size[0]] = self._block(start, key)
-            at += size[0]
-        joined.flush()
+        shape = sum(len(self._block(start, key)) for start in starts), *first.shape[1:]
+        # Written, not mapped: a full disk is an error of write(), but a bus error of a mapped page.
+        with replacing(path) as file:
+            header = {"descr": first.dtype.str, "fortran_order": False, "shape": shape}
+            write_array_header_2_0(file, header)
+            reserve(file, file.tell() + math.prod(shape) * first.dtype.itemsize)
+            for start in starts:
+                file.write(np.ascontiguousarray(self._block(start, key)).data)
 
     def _block(self, start: int, key: str) -> NDArray[Any]:
         with np.load(self._path(start), allow_pickle=False) as block:

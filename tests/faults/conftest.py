@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.forks import SEED, Forks
+from tests.forks import SEED, Forks, SmallDisk
 from tests.hub_client import checkpoint, environment  # noqa: F401  the former is a fixture
 from tests.loopback_hub import running
 
@@ -29,24 +29,6 @@ def forks(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         found = Forks("tests.fault_work", **{**settings, **hidden})
         yield found
         found.close()
-
-
-class SmallDisk:
-    """A file system in memory of so many bytes."""
-
-    def __init__(self, folder: Path, size: int) -> None:
-        self.folder = folder
-        folder.mkdir()
-        self._mount("-t", "tmpfs", "-o", f"size={size}", "tmpfs")
-
-    def grow(self) -> None:
-        """Makes room, as who reads the message would."""
-        self._mount("-o", "remount,size=256m")
-
-    def _mount(self, *words: str) -> None:
-        done = subprocess.run(["mount", *words, str(self.folder)], capture_output=True, text=True)
-        if done.returncode:
-            pytest.skip(f"needs the right to mount a tmpfs: {done.stderr.strip()}")
 
 
 @pytest.fixture

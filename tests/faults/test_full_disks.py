@@ -7,11 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.conftest import SmallDisk
-from tests.faults.test_kills import outcome
-from tests.forks import Forks
+from tests.forks import Forks, SmallDisk, outcome
 
-WORK = ("train", "matrix", "teach", "pull", "release")
+WORK = ("train", "store", "neighbours", "matrix", "teach", "pull", "release", "add")
 
 
 @pytest.mark.faults

@@ -62,7 +62,7 @@ class BoundedRanking(Ranking):
 
 
 @dataclass(frozen=True)
-class Found:
+class BlockResult:
     """What a method scored for b queries.
 
     Attributes:
@@ -110,14 +110,14 @@ class Best:
         self.rows, self.scores = torch.cat([self.rows, columns + first], 1), torch.cat([self.scores, found], 1)
 
 
-def joined(parts: Sequence[tuple[Tensor, Found]]) -> Found:
+def joined(parts: Sequence[tuple[Tensor, BlockResult]]) -> BlockResult:
     """What was found for the queries at several places of a block."""
     order = torch.argsort(torch.cat([places for places, _ in parts]))
     width = max(found.rows.shape[1] for _, found in parts)
     rows = torch.cat([F.pad(found.rows, (0, width - found.rows.shape[1])) for _, found in parts])
     scores = [F.pad(found.scores, (0, width - found.scores.shape[1]), value=-torch.inf) for _, found in parts]
     bounds, calls = (torch.cat(column) for column in zip(*((f.bounds, f.calls) for _, f in parts), strict=True))
-    return Found(rows[order], torch.cat(scores)[order], bounds[order], calls[order])
+    return BlockResult(rows[order], torch.cat(scores)[order], bounds[order], calls[order])
 
 
 class MixtureSearcher(Searcher):
@@ -141,7 +141,7 @@ class MixtureSearcher(Searcher):
         self.memory = memory
 
     @abstractmethod
-    def look(self, block: Block, k: int, tolerance: float) -> Found:
+    def look(self, block: Block, k: int, tolerance: float) -> BlockResult:
         """Scores at least k items for each query; ``tolerance`` is how far a score in single precision may be off."""
 
     def prepare(self, watch: Stopwatch) -> None:
@@ -177,11 +177,11 @@ class MixtureSearcher(Searcher):
         bounds = self._index.ceiling(block)
         return bounds if scored < self._index.num_items else bounds.fill_(-torch.inf)
 
-    def _scored(self, block: Block, rows: Sequence[Tensor], bounds: Tensor) -> Found:
+    def _scored(self, block: Block, rows: Sequence[Tensor], bounds: Tensor) -> BlockResult:
         """Scores the given rows of each query."""
         sizes = torch.tensor([len(some) for some in rows], device=bounds.device)
         there = torch.arange(int(sizes.max()), device=bounds.device) < sizes[:, None]
         padded = torch.zeros(there.shape, dtype=torch.int64, device=bounds.device)
         padded[there] = torch.cat(list(rows))
         scores = self._index.score(block, padded)
-        return Found(padded, scores.masked_fill(~there, -torch.inf), bounds, sizes)
+        return BlockResult(padded, scores.masked_fill(~there, -torch.inf), bounds, sizes)

@@ -15,7 +15,7 @@ from simzoo.retrieval.first_stages.vector_index import IndexKind
 from simzoo.retrieval.searcher import Stopwatch
 from simzoo.retrieval.searchers.mol.candidates import ByComponent, ByGate, ByMean
 from simzoo.retrieval.searchers.mol.index import SEGMENT, Block, MixtureIndex
-from simzoo.retrieval.searchers.mol.searcher import Best, Found, MixtureSearcher, joined
+from simzoo.retrieval.searchers.mol.searcher import Best, BlockResult, MixtureSearcher, joined
 
 SEEDS = 256  # items scored first, by the mean of their logits
 AVERAGE = 512  # items scored after these, by the mean of their logits with the weights that the first ones had
@@ -32,12 +32,12 @@ class BruteForce(MixtureSearcher):
         """See `Searcher.tiny`; the budget is all items."""
         return cls()
 
-    def look(self, block: Block, k: int, tolerance: float) -> Found:
+    def look(self, block: Block, k: int, tolerance: float) -> BlockResult:
         """See `MixtureSearcher.look`."""
         return _everything(self._index, block, Best(block, k, tolerance), first=0)
 
 
-def _everything(index: MixtureIndex, block: Block, best: Best, first: int) -> Found:
+def _everything(index: MixtureIndex, block: Block, best: Best, first: int) -> BlockResult:
     """Evaluates every item from ``first`` on; those before are in ``best`` already."""
     buffer = torch.empty(len(block), min(SEGMENT, index.num_items), device=block.rows.device)
     for begin in range(first, index.num_items, SEGMENT):
@@ -48,7 +48,7 @@ def _everything(index: MixtureIndex, block: Block, best: Best, first: int) -> Fo
             scores[:, start - begin : stop - begin] = part
         best.add(scores, begin)
     no_bounds = buffer.new_full((len(block),), -torch.inf)
-    return Found(best.rows, best.scores, no_bounds, torch.full_like(block.rows, index.num_items))
+    return BlockResult(best.rows, best.scores, no_bounds, torch.full_like(block.rows, index.num_items))
 
 
 class ExactMoL(MixtureSearcher):
@@ -81,7 +81,7 @@ class ExactMoL(MixtureSearcher):
         with watch.step("mean components"):
             self._by_mean = ByMean(self._index)
 
-    def look(self, block: Block, k: int, tolerance: float) -> Found:
+    def look(self, block: Block, k: int, tolerance: float) -> BlockResult:
         """See `MixtureSearcher.look`."""
         index = self._index
         sample = min(SAMPLE, -(-index.num_items // 16))
@@ -107,7 +107,7 @@ class ExactMoL(MixtureSearcher):
                 found.append((places, self._bounded(block.take(places), scores[places], k, tolerance)))
         return joined(found)
 
-    def _bounded(self, block: Block, sampled: Tensor, k: int, tolerance: float) -> Found:
+    def _bounded(self, block: Block, sampled: Tensor, k: int, tolerance: float) -> BlockResult:
         """Evaluates what bounds do not leave out; the scores of the first items are known."""
         index, sample = self._index, sampled.shape[1]
         rows = self._by_mean(block, min(max(k, self.seeds), index.num_items))
@@ -127,7 +127,7 @@ class ExactMoL(MixtureSearcher):
             highest = torch.cat([highest, fresh], dim=1).topk(k, dim=1).values
         best = Best(block, k, tolerance)
         best.add(scores, 0)
-        return Found(best.rows, best.scores, bounds, (scores > -torch.inf).sum(dim=1))
+        return BlockResult(best.rows, best.scores, bounds, (scores > -torch.inf).sum(dim=1))
 
 
 class TopKPerEmbd(MixtureSearcher):
@@ -157,7 +157,7 @@ class TopKPerEmbd(MixtureSearcher):
         with watch.step("vector indices"):
             self._by_component = ByComponent(self._index, self.ann)
 
-    def look(self, block: Block, k: int, tolerance: float) -> Found:
+    def look(self, block: Block, k: int, tolerance: float) -> BlockResult:
         """See `MixtureSearcher.look`."""
         return self._scored(block, *self._by_component.at_least(block, self.affordable(self.per_embedding), k))
 
@@ -192,7 +192,7 @@ class TopKAvg(MixtureSearcher):
         with watch.step("mean components"):
             self._by_mean = ByMean(self._index, self.ann)
 
-    def look(self, block: Block, k: int, tolerance: float) -> Found:
+    def look(self, block: Block, k: int, tolerance: float) -> BlockResult:
         """See `MixtureSearcher.look`."""
         average = self.affordable(self.average)
         return self._scored(block, list(self._by_mean(block, average)), self._no_bound(block, average))
@@ -230,11 +230,11 @@ class TopKGate(MixtureSearcher):
         with watch.step("mean components"):
             self._by_gate = ByGate(self._index)
 
-    def look(self, block: Block, k: int, tolerance: float) -> Found:
+    def look(self, block: Block, k: int, tolerance: float) -> BlockResult:
         """See `MixtureSearcher.look`."""
         rows, scores = self._by_gate(block, self.seeds, self.average)
         calls = torch.full_like(block.rows, rows.shape[1])
-        return Found(rows, scores, self._no_bound(block, rows.shape[1]), calls)
+        return BlockResult(rows, scores, self._no_bound(block, rows.shape[1]), calls)
 
 
 class CombTopK(MixtureSearcher):
@@ -273,7 +273,7 @@ class CombTopK(MixtureSearcher):
         with watch.step("vector indices"):
             self._by_component = ByComponent(self._index, self.ann)
 
-    def look(self, block: Block, k: int, tolerance: float) -> Found:
+    def look(self, block: Block, k: int, tolerance: float) -> BlockResult:
         """See `MixtureSearcher.look`."""
         one, bounds = self._by_component(block, self.affordable(self.per_embedding))
         other = self._by_mean(block, self.affordable(self.average))

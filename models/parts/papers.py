@@ -1,4 +1,4 @@
-"""The papers that the systems are from, as BibTeX."""
+"""Papers that several systems are from, as BibTeX; they stand in README.md too."""
 
 from __future__ import annotations
 
@@ -16,8 +16,12 @@ CMC = """\
   year   = {2024}
 }"""  # noqa: E501  as it stands in README.md
 RAILS = """\
-@misc{retrieval-with-learned-similarities,
-  title = {Retrieval with Learned Similarities}
+@inproceedings{ding2025retrieval,
+  title     = {Retrieval with Learned Similarities},
+  author    = {Ding, Bailu and Zhai, Jiaqi},
+  booktitle = {Proceedings of the ACM Web Conference},
+  note      = {arXiv:2407.15462},
+  year      = {2025}
 }"""
 HYPENCODER = """\
 @misc{killingback2025hypencoder,
@@ -25,18 +29,3 @@ HYPENCODER = """\
   author = {Killingback, Julian and Zeng, Hansi and Zamani, Hamed},
   year   = {2025}
 }"""
-
-BY_CLASS = {
-    "CrossEncoder": ANNCUR,
-    "DualEncoder": ANNCUR,
-    "CMC": CMC,
-    "DeFormer": CMC,
-    "MixEncoder": CMC,
-    "PolyEncoder": CMC,
-    "SumOfMax": CMC,
-    "MoL": RAILS,
-    "NextItem": RAILS,
-    "NextItemMoL": RAILS,
-    "Hypencoder": HYPENCODER,
-}
-"""By the class of a similarity."""

@@ -1,0 +1,1 @@
+"""How large an index may become: time and memory to build, open, grow and search."""

@@ -1,0 +1,405 @@
+"""The engine: a similarity, an embedder and a searcher over items in a folder."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Self, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simzoo.core.files import replacing, sync_folder
+from simzoo.core.locks import InUse, locked
+from simzoo.core.records import DataError, Item, Query
+from simzoo.core.reps import Ragged
+from simzoo.models.formats import save as save_model
+from simzoo.retrieval.corpus import Corpus
+from simzoo.retrieval.engine_input import Record, blocks_of, id_of, queries_of, records_of
+from simzoo.retrieval.first_stages.dense import Dense
+from simzoo.retrieval.first_stages.vector_index import Auto, FaissKind
+from simzoo.retrieval.hits import Hit, Hits
+from simzoo.retrieval.index_folder import VECTORS, IndexFolder, Opened
+from simzoo.retrieval.searcher import Searcher
+from simzoo.retrieval.searchers.exact import Rerank
+from simzoo.retrieval.sides import JUDGE, ModelSide, StoredEmbedder, checked_vectors, embedder_side, similarity_side
+from simzoo.retrieval.stored_settings import (
+    FORMAT,
+    MODELS,
+    SETTINGS,
+    compare,
+    named,
+    plain_query,
+    query_of,
+    read,
+    settings_of,
+    written,
+    written_or_name,
+)
+
+
+class Engine:
+    """Searches items with any similarity; items come and go, queries come later.
+
+    Args:
+        similarity: what ranks: name or folder of a checkpoint, a `LearnedSimilarity`, a `Remote`, a
+            sentence-transformers ``CrossEncoder``, or any function of a list of (query text, item text) to as many
+            scores; None: for searchers that call none.
+        embedder: vectors for the search: name or folder of a checkpoint whose score is an inner product, such a model,
+            or a function of texts to vectors; None: the similarity itself, if it is such a one.
+        search: the searcher; None: `Rerank` of the embedder's nearest, or of BM25's best where there is no embedder.
+        anchors: other queries, which CUR and score normalisation need; kept with the index.
+        index: how vectors are indexed; None: by size (`Auto`).
+        folder: where the index is, or is to be; None: a temporary one, until `save`.
+
+    Raises:
+        DataError: the folder holds an index that other settings have made.
+    """
+
+    def __init__(
+        self,
+        similarity: Any = None,
+        embedder: Any = None,
+        search: Searcher | None = None,
+        *,
+        anchors: Sequence[str | Query] = (),
+        index: Auto | FaissKind | None = None,
+        folder: str | Path | None = None,
+    ) -> None:
+        self._similarity = similarity_side(similarity)
+        same = embedder is None or (type(embedder) is type(similarity) and embedder == similarity)
+        self._embedder = None if same else embedder_side(embedder)
+        if self._embedder is None and isinstance(self._similarity, ModelSide):
+            self._embedder = self._similarity if self._similarity.model.is_inner_product else None
+        default = Rerank(Dense()) if self._embedder is not None else Rerank()
+        self.searcher = search if search is not None else default
+        if self.searcher.calls_similarity and self._similarity is None:
+            raise ValueError(f"{type(self.searcher).__name__} needs a similarity: Engine(similarity, ...)")
+        self.anchors = queries_of(anchors, "anchor")
+        self._index = index or Auto()
+        self._temporary = None if folder is not None else tempfile.TemporaryDirectory(prefix="simzoo-engine-")
+        self._place(Path(self._temporary.name if folder is None and self._temporary else folder or ""))
+        if (self.folder / SETTINGS).exists():
+            for name, side in (("similarity", self._similarity), ("embedder", self._embedder)):
+                compare(self.folder, name, None if side is None else side.identity)
+        self._begin()
+
+    def _place(self, folder: Path) -> None:
+        self.folder = folder
+        self._store = IndexFolder(folder, self._index)
+
+    def _begin(self) -> None:
+        self._opened: Opened | None = None
+        self._corpus: Corpus | None = None
+        self._lock = threading.Lock()
+
+    # -- items ---------------------------------------------------------------------------------------------------------
+
+    def add(
+        self,
+        items: Iterable[Record] | Sequence[str],
+        texts: Sequence[str] | None = None,
+        *,
+        titles: Sequence[str] | None = None,
+        vectors: NDArray[Any] | None = None,
+    ) -> None:
+        """Adds items; they are there when it returns, all of them or none.
+
+        Items are represented and written in blocks. Where an addition to an index with a folder was killed, adding the
+        same items again goes on behind what it had finished.
+
+        Args:
+            items: ids, with ``texts``; or records (`Record`), of which an iterator may give any number.
+            texts: one for each id.
+            titles: one for each id; optional.
+            vectors: (M, d) of the items, where they are at hand: the embedder is not asked for them.
+
+        Raises:
+            DataError: an id that is there already or stands twice, or a record that is none.
+            InUse: another process writes to the index.
+            OSError: no room is left; the index is as it was.
+        """
+        self._write(items, texts, titles, vectors, update=False)
+
+    def update(
+        self,
+        items: Iterable[Record] | Sequence[str],
+        texts: Sequence[str] | None = None,
+        *,
+        titles: Sequence[str] | None = None,
+        vectors: NDArray[Any] | None = None,
+    ) -> None:
+        """Replaces items that are there; see `add`.
+
+        Raises:
+            DataError: an id is not there.
+        """
+        self._write(items, texts, titles, vectors, update=True)
+
+    def remove(self, ids: Sequence[str]) -> None:
+        """Removes items: they are marked, and left out of every search; `compact` frees their place.
+
+        Raises:
+            DataError: an id is not there; then none is removed.
+            InUse: another process writes to the index.
+        """
+        if isinstance(ids, str):
+            raise TypeError(f"remove takes a list of ids, got the text {ids!r}; write [{ids!r}]")
+        self._claim()
+        self._store.remove([id_of(name) for name in ids])
+        self.refresh()
+
+    def compact(self) -> None:
+        """Copies the index without what was removed, with one vector index over all; see `IndexFolder.compact`.
+
+        Raises:
+            InUse: another process writes to the index.
+        """
+        self._claim()
+        self._store.compact()
+        self.refresh()
+
+    def _write(self, items: Any, texts: Any, titles: Any, vectors: Any, update: bool) -> None:
+        records = records_of(items, texts, titles)
+        self._claim()
+        if vectors is not None and self._embedder is None:
+            raise ValueError("vectors were given, but there is no embedder that makes vectors of queries")
+        self._store.add(blocks_of(records, vectors), self._represent, update)
+        self.refresh()
+
+    def _represent(
+        self, items: Sequence[Item], given: NDArray[np.float32] | None
+    ) -> Mapping[str, NDArray[Any] | Ragged]:
+        found: dict[str, NDArray[Any] | Ragged] = {}
+        if self._similarity is not None and not self._shared:
+            found |= {JUDGE + name: part for name, part in self._similarity.columns(items).items()}
+        if self._embedder is not None:
+            vectors = given if given is not None else self._embedder.vectors(items)
+            found[VECTORS] = checked_vectors(vectors, len(items), "the embedder gave")
+        return found
+
+    @property
+    def _shared(self) -> bool:
+        """Whether the similarity's representations are the embedder's vectors."""
+        return self._similarity is self._embedder
+
+    # -- search --------------------------------------------------------------------------------------------------------
+
+    @overload
+    def search(self, queries: str | Query, k: int = 10) -> Hits: ...  # type: ignore[overload-overlap]
+    @overload
+    def search(self, queries: Sequence[str | Query], k: int = 10) -> list[Hits]: ...
+    def search(self, queries: str | Query | Sequence[str | Query], k: int = 10) -> Hits | list[Hits]:
+        """The best k items of a query, or of each of several.
+
+        Args:
+            queries: a text, a `Query` with a mention or a history, or a list of them.
+            k: results a query.
+
+        Raises:
+            ValueError: k is below 1 or above the searcher's budget, or there are no items.
+        """
+        one = isinstance(queries, str | Query)
+        asked = queries_of([queries] if isinstance(queries, str | Query) else queries, "query")
+        opened, corpus = self._ready()
+        start = time.perf_counter()
+        ranking = self.searcher.search(asked, k)
+        share = 1000 / max(1, len(asked))
+        spent = (time.perf_counter() - start) * share
+        steps = {name: seconds * share for name, seconds in ranking.seconds.items()}
+        found = self._how(opened, corpus)
+        results = []
+        for rows, scores, calls in zip(ranking.items, ranking.scores, ranking.calls, strict=True):
+            hits = tuple(_hit(opened.items[row], score) for row, score in zip(rows, scores, strict=True) if row >= 0)
+            results.append(Hits(hits, int(calls), spent, steps, found))
+        return results[0] if one else results
+
+    def _how(self, opened: Opened, corpus: Corpus) -> dict[str, Any]:
+        exact = None if corpus.embedder is None else corpus.embedder.exact
+        return {"search": written_or_name(self.searcher), "exact_vector_index": exact, "items": opened.count}
+
+    def _ready(self) -> tuple[Opened, Corpus]:
+        """The items as they are now, indexed by the searcher."""
+        with self._lock:
+            if self._opened is None:
+                self._opened = self._store.read()
+            opened = self._opened
+            if not opened.count:
+                raise ValueError("the index holds no items: add some first")
+            if self._corpus is None or self._corpus.items is not opened.items:
+                corpus = self._corpus_of(opened)
+                old, self._corpus = self._corpus, None
+                if old is not None and self._continues(opened):
+                    self.searcher.extend(corpus, len(old))
+                else:
+                    self._prepare(opened, corpus)
+                self._corpus, self._indexed = corpus, opened.generation
+            return opened, self._corpus
+
+    def _prepare(self, opened: Opened, corpus: Corpus) -> None:
+        """Indexes, or takes up what the searcher has paid for at an earlier opening."""
+        made_with = [*map(plain_query, self.anchors), written_or_name(self.searcher)]
+        identity = None if self._similarity is None else self._similarity.identity
+        settings = hashlib.sha256(json.dumps([made_with, identity]).encode()).hexdigest()
+        kept = self._store.kept(opened, settings)
+        if kept is not None:
+            self.searcher.restore(corpus, *kept)
+            return
+        self.searcher.index(corpus)
+        state = self.searcher.state()
+        if state is not None and self._temporary is None:
+            # Who may not write now, or at all, can search nevertheless.
+            with suppress(InUse, PermissionError):
+                self._store.keep(opened, settings, state)
+
+    def _continues(self, opened: Opened) -> bool:
+        """Whether the rows that the searcher knows are still the first ones."""
+        return opened.generation.data == self._indexed.data
+
+    def _corpus_of(self, opened: Opened) -> Corpus:
+        embedder = None
+        if self._embedder is not None and opened.vectors is not None:
+            embedder = StoredEmbedder(self._embedder, opened.vectors.vectors, opened.vectors)
+        judge = None
+        if self._similarity is not None:
+            judge = self._similarity.judge(opened.items, opened.columns, VECTORS if self._shared else None)
+        return Corpus(opened.items, judge, embedder, self.anchors, removed=opened.removed, name=str(self.folder))
+
+    def refresh(self) -> None:
+        """Looks at what is on disk now: what another process has written since is found from then on."""
+        opened = self._store.read()
+        with self._lock:
+            if self._opened is None or opened.generation != self._opened.generation:
+                self._opened = opened
+
+    def __len__(self) -> int:
+        if self._opened is None:
+            self._opened = self._store.read()
+        return self._opened.count
+
+    def __contains__(self, name: str) -> bool:
+        return self._find(name) >= 0
+
+    def __getitem__(self, name: str) -> Item:
+        row = self._find(name)
+        if row < 0:
+            raise KeyError(f"there is no item {name!r} in {self.folder}")
+        assert self._opened is not None
+        return self._opened.items[row]
+
+    def _find(self, name: str) -> int:
+        if self._opened is None:
+            self._opened = self._store.read()
+        return int(self._opened.rows([name])[0])
+
+    # -- folder --------------------------------------------------------------------------------------------------------
+
+    def save(self, folder: str | Path) -> None:
+        """Puts the index into a folder, where it stays; what is added afterwards goes there.
+
+        Raises:
+            DataError: the folder is there already and holds something else.
+            TypeError: the searcher cannot be written.
+        """
+        target = Path(folder)
+        if target.exists() and self.folder.exists() and target.samefile(self.folder):
+            self._claim()
+            return
+        if target.exists() and (not target.is_dir() or any(target.iterdir())):
+            raise DataError("is there already; remove it, or choose another folder", target)
+        self._claim()
+        target.parent.mkdir(parents=True, exist_ok=True)
+        scratch = target.with_name(f"{target.name}.{os.getpid()}.tmp")
+        shutil.rmtree(scratch, ignore_errors=True)
+        with locked(self.folder):
+            try:
+                shutil.copytree(self.folder, scratch, ignore=shutil.ignore_patterns("writer.lock", "*.tmp"))
+                for path in [*scratch.rglob("*"), scratch]:
+                    _sync(path)
+                os.replace(scratch, target)
+            finally:
+                shutil.rmtree(scratch, ignore_errors=True)
+        sync_folder(target.parent)
+        self._place(target)
+        self._begin()
+        if self._temporary is not None:
+            self._temporary.cleanup()
+            self._temporary = None
+
+    @classmethod
+    def load(
+        cls,
+        folder: str | Path,
+        similarity: Any = None,
+        embedder: Any = None,
+        search: Searcher | None = None,
+    ) -> Self:
+        """Opens an index. Nothing is imported or called because a file says so: functions have to be handed over again.
+
+        Args:
+            folder: of the index.
+            similarity: instead of the one that the index names; needed where that was a function or a `Remote`.
+            embedder: likewise.
+            search: another searcher.
+
+        Raises:
+            DataError: there is no index, it is damaged, or what it was made with is not what it is given.
+        """
+        folder = Path(folder)
+        settings = settings_of(folder)
+        models = {"similarity": similarity, "embedder": embedder}
+        for name, given in models.items():
+            if given is None and settings[name] is not None:
+                models[name] = named(folder, name, settings[name])
+        if settings["embedder"] is not None and settings["embedder"] == settings["similarity"]:
+            models["embedder"] = None if embedder is None else embedder  # the similarity itself
+        path = folder / SETTINGS
+        return cls(
+            **models,
+            search=search if search is not None else read(settings["search"], path),
+            anchors=[query_of(query, path) for query in settings["anchors"]],
+            index=read(settings["index"], path),
+            folder=folder,
+        )
+
+    def _claim(self) -> None:
+        """Writes down what the index is made with, once."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if (self.folder / SETTINGS).exists():
+            return
+        for name, side in (("similarity", self._similarity), ("embedder", self._embedder)):
+            at_hand = isinstance(side, ModelSide) and not side.identity["checkpoint"]
+            if at_hand and isinstance(side, ModelSide) and not (name == "embedder" and self._shared):
+                save_model(side.model, self.folder / MODELS[name])
+        with replacing(self.folder / SETTINGS) as file:
+            file.write(json.dumps(self._described(), indent=1).encode())
+
+    def _described(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "similarity": None if self._similarity is None else self._similarity.identity,
+            "embedder": None if self._embedder is None else self._embedder.identity,
+            "search": written(self.searcher),
+            "index": written(self._index),
+            "anchors": [plain_query(query) for query in self.anchors],
+        }
+
+
+def _hit(item: Item, score: Any) -> Hit:
+    return Hit(item.id, float(score), item.text, item)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
