@@ -14,6 +14,7 @@ import sys
 import warnings
 from importlib.util import find_spec
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 from jsonargparse import Namespace
@@ -23,9 +24,10 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import Logger
 
-import simzoo.datamodules.next_items  # noqa: F401  known by class name on the command line
+from simzoo.core.command_line import EPILOG, OneLine, prepared
 from simzoo.core.heartbeat import Heartbeat
 from simzoo.core.progress import quiet
+from simzoo.core.startup import importing
 from simzoo.datamodules.training_data import TrainingData
 from simzoo.models.checkpointing import on_disk, read
 from simzoo.models.durable import Durable, check_release, command_of, resolve
@@ -81,8 +83,10 @@ def _set_seeds(node: Any, seed: int) -> None:
             _set_seeds(child, seed)
 
 
-class Parser(LightningArgumentParser):
+class Parser(OneLine, LightningArgumentParser):
     """Prints and saves configurations with the seeds that a run of them uses."""
+
+    bases = MappingProxyType({"model": "LearnedSimilarity", "data": "RetrievalData"})
 
     def dump(self, namespace: Namespace, *args: Any, **kwargs: Any) -> str:
         """See `with_seeds`."""
@@ -211,6 +215,12 @@ def main(args: list[str] | None = None, run: bool = True) -> CLI:
 
 
 def _cli(args: list[str] | None, run: bool, durable: Durable) -> CLI:
+    # It is resumable, by asking the trainer where it stands (ResumableLoader).
+    warnings.filterwarnings("ignore", message=".*your dataloader is not resumable")
+    # They are the same words, but for --allow.
+    warnings.filterwarnings("ignore", message="LightningCLI's args parameter")
+    with importing():
+        words = prepared(args)
     return CLI(
         LearnedSimilarity,
         TrainingData,
@@ -223,16 +233,14 @@ def _cli(args: list[str] | None, run: bool, durable: Durable) -> CLI:
         },
         save_config_kwargs={"overwrite": True},
         parser_class=Parser,
-        parser_kwargs={"allow_abbrev": False},
-        args=args,
+        parser_kwargs={"allow_abbrev": False, "epilog": EPILOG},
+        args=words,
         run=run,
     )
 
 
 if __name__ == "__main__":
-    # It is resumable, by asking the trainer where it stands (ResumableLoader).
-    warnings.filterwarnings("ignore", message=".*your dataloader is not resumable")
     try:
         main()
-    except (FloatingPointError, OSError, TypeError, ValueError) as error:
+    except (FloatingPointError, ImportError, OSError, TypeError, ValueError) as error:
         sys.exit(f"error: {error}")
