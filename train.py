@@ -86,7 +86,9 @@ def _set_seeds(node: Any, seed: int) -> None:
 class Parser(OneLine, LightningArgumentParser):
     """Prints and saves configurations with the seeds that a run of them uses."""
 
-    bases = MappingProxyType({"model": "LearnedSimilarity", "data": "RetrievalData"})
+    bases = MappingProxyType(
+        {"model": "LearnedSimilarity", "source": "Source", "lists": "TrainingLists", "miner": "Miner"}
+    )
 
     def dump(self, namespace: Namespace, *args: Any, **kwargs: Any) -> str:
         """See `with_seeds`."""
