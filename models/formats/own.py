@@ -65,7 +65,9 @@ def save(model: LearnedSimilarity, folder: str | Path, dtype: torch.dtype = torc
         shutil.copymode(scratch / "config.json", scratch / "model.safetensors")
         if model.text is not None:
             model.text.tokenizer.save_pretrained(scratch)
+        mode = (scratch / "config.json").stat().st_mode  # as this user's files are; safetensors writes for one's eyes
         for file in scratch.iterdir():
+            file.chmod(mode)
             with file.open("rb") as written:
                 os.fsync(written.fileno())
         for file in sorted(scratch.iterdir()):
