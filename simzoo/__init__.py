@@ -64,7 +64,17 @@ _PLACES = {
     "UserL2": "losses",
 }
 
-_BASES = ("LearnedSimilarity", "Loss", "Searcher", "FirstStage", "IndexKind", "RetrievalData", "Source")
+_BASES = (
+    "LearnedSimilarity",
+    "Loss",
+    "Searcher",
+    "FirstStage",
+    "IndexKind",
+    "Source",
+    "TrainingLists",
+    "Teacher",
+    "Miner",
+)
 """Whose subclasses are public under their own names: a new one is so without a line here."""
 
 

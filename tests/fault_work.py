@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import sys
 import time
@@ -38,9 +37,9 @@ from simzoo.retrieval.storage import graph
 from simzoo.retrieval.storage.representations import RepresentationStore
 from simzoo.retrieval.storage.score_matrix import build_matrix
 from simzoo.train import Release, main
-from tests.test_recipes import ROOT, arguments
+from tests.test_recipes import ROOT, interactions, overlay
 from tests.test_training import trainer as make_trainer
-from tests.toy import Toy, toy_collection
+from tests.toy import toy, toy_collection
 
 BLOCK = 8
 PAUSE = 0.01  # seconds of a block: makes room for a kill
@@ -57,7 +56,7 @@ def train(name: str) -> None:
     steps = ModelCheckpoint(kept, "resume", every_n_train_steps=2, enable_version_counter=False)
     with Durable() as durable:
         fit = make_trainer(folder, best, steps, Release(folder / "release"), durable)
-        fit.fit(model, datamodule=Toy(batch_size=4, negatives=3), ckpt_path=resolve(fit, "last"))
+        fit.fit(model, datamodule=toy(), ckpt_path=resolve(fit, "last"))
     # Weights of the last step are those of the trainer's last state: the release took the best ones into the model.
     validated = torch.load(kept / "best.ckpt", weights_only=True)["global_step"]
     last = torch.load(kept / "resume.ckpt", weights_only=True)
@@ -207,7 +206,7 @@ def signalled(name: str, when: str, number: str, how_often: str) -> None:
     with Durable(["python", "train.py", "fit", "--ckpt_path", "old", "--config=a b.yaml"]) as durable:
         keep = ModelCheckpoint(Path(name), "resume", every_n_train_steps=5, enable_version_counter=False)
         fit = make_trainer(Path(name), Send(), keep, durable)
-        fit.fit(CrossEncoder.tiny(), datamodule=Toy(batch_size=4, negatives=3))
+        fit.fit(CrossEncoder.tiny(), datamodule=toy())
     print("the end")
 
 
@@ -223,8 +222,10 @@ def _under_slurm(folder: Path) -> None:
 def fit(name: str, epochs: str, *options: str) -> None:
     """The command line of train.py on a small recipe, kept every step."""
     recipe = ROOT / "configs" / "ml-100k" / "sasrec.yaml"
-    text = re.sub("every_n_train_steps: .*", "every_n_train_steps: 1", recipe.read_text())
-    args = [*arguments(recipe, Path(name), text), f"--trainer.max_epochs={epochs}", *options]
+    data = Path(name) / "data.inter"
+    interactions(data, "recbole")
+    changed = [f"--data.source.path={data}", "--resume_every=1", f"--trainer.max_epochs={epochs}"]
+    args = [*overlay(recipe, Path(name)), *changed, *options]
     sys.orig_argv[:] = ["python", "train.py", *args]
     main(args)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from simzoo.core.progress import plan
 from simzoo.core.records import Collection, DataError
 from simzoo.core.startup import importing
-from simzoo.datamodules.lists import RetrievalData
+from simzoo.datamodules.sources import Source
 from simzoo.retrieval.commands.estimate import estimated
 from simzoo.retrieval.judge import SimilarityJudge
 from simzoo.retrieval.searcher import Searcher
@@ -33,7 +33,7 @@ def dtype_of(bf16: bool) -> str:
     return "bfloat16" if bf16 else "float32"
 
 
-def single(data: RetrievalData, asked: bool = True) -> Collection:
+def single(data: Source, asked: bool = True) -> Collection:
     """The one collection of the test split.
 
     Args:

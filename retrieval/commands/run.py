@@ -12,7 +12,7 @@ import numpy as np
 
 from simzoo.core.progress import show_table
 from simzoo.core.records import DataError
-from simzoo.datamodules.lists import RetrievalData
+from simzoo.datamodules.sources import Source
 from simzoo.retrieval.commands.parts import dtype_of, judge_of, loaded, single
 from simzoo.retrieval.corpus import Corpus
 from simzoo.retrieval.evaluation import evaluate, split_queries
@@ -27,7 +27,7 @@ from simzoo.retrieval.storage.score_matrix import ScoreMatrix
 
 
 def run(
-    data: RetrievalData,
+    data: Source,
     output: Path,
     checkpoint: str | None = None,
     search: Searcher | None = None,

@@ -8,7 +8,7 @@ from pathlib import Path
 from simzoo.core.progress import show_table
 from simzoo.core.records import Collection, DataError, Item, Query
 from simzoo.core.startup import importing
-from simzoo.datamodules.lists import RetrievalData
+from simzoo.datamodules.sources import Source
 from simzoo.retrieval.commands.parts import loaded, single
 from simzoo.retrieval.corpus import Corpus
 from simzoo.retrieval.judge import SimilarityJudge
@@ -20,7 +20,7 @@ from simzoo.retrieval.topk import NOTHING
 def search(
     query: str,
     checkpoint: str | None = None,
-    data: RetrievalData | None = None,
+    data: Source | None = None,
     search: Searcher | None = None,
     index: Path | None = None,
     k: int = 10,

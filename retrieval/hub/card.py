@@ -164,7 +164,7 @@ def _metadata(
     return ModelCardData(
         license=about.license or None,
         library_name="simzoo",
-        base_model=backbone and backbone["name"],
+        base_model=backbone["name"] if backbone and not backbone["name"].startswith("./") else None,
         tags=["simzoo", "learned-similarity", cls.__name__, *tags],
         pipeline_tag=task,
         model_name=title,

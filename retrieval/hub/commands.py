@@ -12,6 +12,7 @@ from pathlib import Path
 from simzoo.core.hub import (
     MANIFEST,
     HubError,
+    checkpoint_files,
     explained,
     fetch,
     local_path,
@@ -128,6 +129,7 @@ def verify(checkpoint: str, write: bool = False) -> Path:
     # They cost seconds, which the other verbs and help need not wait for.
     from simzoo.models.formats import load
     from simzoo.retrieval.hub.card import empty_sections
+    from simzoo.retrieval.hub.leaks import leaks
 
     if write:
         write_manifest(Path(checkpoint))
@@ -136,7 +138,7 @@ def verify(checkpoint: str, write: bool = False) -> Path:
     card = place / "README.md"
     text = card.read_text(encoding="utf-8") if card.is_file() else ""
     wrong += [f"the card says nothing under {name}" for name in empty_sections(text)]
-
+    wrong += leaks((path.relative_to(place).as_posix(), path) for path in checkpoint_files(place))
     model = load(place)
     try:
         figures = json.loads((place / "metrics.json").read_text(encoding="utf-8"))["sha256"]
