@@ -27,6 +27,7 @@ PLACES = {
     "searchers.graph_reranking": ("GAR", "LADR"),
     "searchers.graph_search": ("GraphSearch", "RandomItems", "Retrieved"),
     "searchers.linear_search": ("LinearSearch",),
+    "searchers.solvers": ("LeastNorm", "Ridge"),
     "searchers.mol.topk": ("BruteForce", "CombTopK", "ExactMoL", "TopKAvg", "TopKGate", "TopKPerEmbd"),
     "searchers.pipeline": ("Pipeline", "Stage"),
     "storage.graph": ("GraphConfig",),
