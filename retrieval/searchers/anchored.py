@@ -8,6 +8,7 @@ import numpy as np
 
 from simzoo.core.records import Query
 from simzoo.retrieval.corpus import Corpus
+from simzoo.retrieval.finite import naming
 from simzoo.retrieval.scorer import Scorer
 from simzoo.retrieval.searcher import Ranking, Searcher, Stopwatch
 from simzoo.retrieval.topk import Rows, Running, Scores
@@ -88,7 +89,8 @@ def anchor_scores(corpus: Corpus, anchors: Sequence[Query], start: int) -> tuple
     judge, rows = corpus.judge, corpus.live[corpus.live >= start]
     assert judge is not None
     scorer = judge.scorer(anchors)
-    scores = scorer.score_items(rows)
+    with naming(anchors, corpus.items):
+        scores = scorer.score_items(rows)
     if len(rows) < len(corpus) - start:
         whole = np.zeros((len(anchors), len(corpus) - start), dtype=np.float32)
         whole[:, rows - start] = scores

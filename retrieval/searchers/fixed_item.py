@@ -8,6 +8,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from simzoo.retrieval.finite import naming
 from simzoo.retrieval.searcher import Stopwatch
 from simzoo.retrieval.searchers.anchored import AnchorItems
 from simzoo.retrieval.searchers.item_queries import item_query
@@ -76,7 +77,9 @@ class FixedItem(AnchorItems):
         found = np.zeros((len(self.anchor_rows), len(self.corpus) - start), dtype=np.float32)
         for first in range(0, len(rows), QUERIES):
             some = rows[first : first + QUERIES]
-            scorer = judge.scorer([item_query(items[row], self.mentions) for row in some.tolist()])
-            found[:, some - start] = scorer.score_items(self.anchor_rows).T
+            queries = [item_query(items[row], self.mentions) for row in some.tolist()]
+            scorer = judge.scorer(queries)
+            with naming(queries, items):
+                found[:, some - start] = scorer.score_items(self.anchor_rows).T
             self.index_calls += int(scorer.calls.sum())
         return found
