@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -204,9 +205,7 @@ def test_misspelt_options_are_refused(world: Path, capsys: pytest.CaptureFixture
 
 
 def damaged(world: Path, folder: Path, name: str, content: bytes) -> Path:
-    folder.mkdir()
-    for file in (world / "ce").iterdir():
-        (folder / file.name).write_bytes(file.read_bytes())
+    shutil.copytree(world / "ce", folder)
     (folder / name).write_bytes(content)
     (folder / "manifest.json").unlink()  # who damages a file on purpose writes the manifest that fits
     return folder

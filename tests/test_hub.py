@@ -61,7 +61,7 @@ def test_a_push_leaves_no_file_of_an_earlier_one(hub: Hub, client: Client, check
     assert len(repo.commits) == 3, "a dry run changed something"
     client.hub("push", checkpoint, "me/again@v2", "--include-index", tmp_path / "cur.npy")
     assert len(repo.commits) == 4
-    ours = {path.relative_to(checkpoint).as_posix() for path in checkpoint.rglob("*")} | {"README.md"}
+    ours = {path.relative_to(checkpoint).as_posix() for path in checkpoint.rglob("*") if path.is_file()} | {"README.md"}
     assert repo.commits[repo.branches["v2"]].keys() == ours | theirs.keys() | {"index/cur.npy"}
     assert "index/graph.npy" in repo.commits[repo.branches["main"]]
     hub.add("me/other", {"manifest.json": b"{", "old.txt": b"not ours, as far as is known"})
@@ -84,6 +84,7 @@ def test_an_empty_section_is_not_published(client: Client, checkpoint: Path, tmp
     """A card without limits is the one that its readers would need."""
     (tmp_path / "c").mkdir()
     for name, content in contents(checkpoint).items():
+        (tmp_path / "c" / name).parent.mkdir(exist_ok=True)
         (tmp_path / "c" / name).write_bytes(content)
     described = json.loads((tmp_path / "c" / "metrics.json").read_text())
     described["about"]["limits"] = "<!-- to be written -->"
@@ -318,5 +319,5 @@ value = [found.name, len(found.items), found.judgements]
     assert json.loads((tmp_path / "out" / "metrics.json").read_text())["data"]["name"] == "fiqa"
     name, items, judgements = client.run(code)
     assert (name, items, judgements) == ("fiqa", 3, [{"1": 1}])
-    with pytest.raises(RuntimeError, match=r"BeIR/nosuch: cannot load split 'corpus' of 'corpus' from the Hub: .*"):
+    with pytest.raises(RuntimeError, match=r"BeIR/nosuch-qrels: cannot load split 'test' from the Hub: .*"):
         client.run(code.replace("fiqa", "nosuch"))

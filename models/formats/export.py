@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from simzoo.models.cross_encoder import CrossEncoder
 from simzoo.models.dual_encoder import DualEncoder
+from simzoo.models.formats.portable import save_tokenizer, without_places
 from simzoo.models.parts.backbone import Encoder
 from simzoo.models.parts.pooling import mean_state
 from simzoo.models.parts.pretrained import unasked
@@ -65,6 +66,7 @@ def save_sentence_transformer(model: LearnedSimilarity, folder: Path) -> None:
             module.linear.load_state_dict(part.state_dict())
         made = Pairs(modules=[transformer, Pooling(width, "cls"), *dense], activation_fn=nn.Identity())
     made.save(str(folder), create_model_card=False)
+    without_places(folder)
     for weights in folder.rglob("*.safetensors"):  # safetensors makes its files for their owner alone
         shutil.copymode(folder / "config.json", weights)
 
@@ -86,7 +88,7 @@ def save_onnx(model: LearnedSimilarity, folder: Path) -> None:
     if not isinstance(model, (CrossEncoder, DualEncoder)) or getattr(model, "item_offset", None) is not None:
         raise TypeError(f"{type(model).__name__} has no ONNX export; dual encoders and packed cross-encoders have one")
     folder.mkdir(parents=True, exist_ok=True)
-    model.text.tokenizer.save_pretrained(folder)
+    save_tokenizer(model.text.tokenizer, folder)
     if isinstance(model, DualEncoder):
         for name, encoder in (("query", model.query_encoder), ("item", model.item_encoder)):
             _export(_Vector(encoder, model), folder / f"{name}.onnx", ("input_ids", "attention_mask"), "vector")
@@ -139,6 +141,26 @@ def _export(module: nn.Module, path: Path, names: tuple[str, ...], output: str) 
         external_data=False,
         verbose=False,
     )
+    _without_traces(path)
+
+
+def _without_traces(path: Path) -> None:
+    """Takes out of an ONNX file where in the exporter's source each operation comes from: absolute paths."""
+    import onnx
+
+    model = onnx.load(str(path))
+    graphs = [model.graph, *model.functions]
+    while graphs:
+        graph = graphs.pop()
+        held = [graph, *graph.node, *graph.value_info]
+        held += [*graph.input, *graph.output, *graph.initializer] if isinstance(graph, onnx.GraphProto) else []
+        for part in held:
+            del part.metadata_props[:]
+            part.doc_string = ""
+        for attribute in (attribute for node in graph.node for attribute in node.attribute):
+            graphs += [*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])]
+    del model.metadata_props[:]
+    onnx.save(model, str(path))
 
 
 def _exportable(model: LearnedSimilarity) -> Encoder:
@@ -161,7 +183,7 @@ def _write_classifier(model: SequenceClassifier, folder: Path) -> None:
     if model.encoder.adapted:
         raise TypeError("the adapters are not merged: load the model with `simzoo.load`, or call Classifier.merge()")
     model.encoder.model.save_pretrained(folder)
-    model.text.tokenizer.save_pretrained(folder)
+    save_tokenizer(model.text.tokenizer, folder)
     longest = model.text.room + model.text.template.added
     identity = {"activation_fn": "torch.nn.modules.linear.Identity"}
     for name, changes in (("config", {"sentence_transformers": identity}), ("tokenizer_config", {})):
@@ -180,7 +202,7 @@ def _write_transformer(encoder: Encoder, model: CrossEncoder | DualEncoder, fold
     text = model.text
     folder.mkdir(parents=True, exist_ok=True)
     encoder.model.save_pretrained(folder)
-    text.tokenizer.save_pretrained(folder)
+    save_tokenizer(text.tokenizer, folder)
     path = folder / "tokenizer.json"
     tokenizer: Any = type(text.tokenizer.backend_tokenizer).from_file(str(path))
     tokenizer.add_special_tokens([AddedToken(tag, special=True, normalized=False) for tag in text.tag_ids])

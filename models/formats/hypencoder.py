@@ -11,7 +11,8 @@ from torch import Tensor
 
 from simzoo.core.hub import file_sha256, local_path
 from simzoo.models.hypencoder import Hypencoder
-from simzoo.models.parts.backbone import BackboneConfig
+from simzoo.models.parts.backbone import BackboneConfig, resolve_backbone
+from simzoo.models.parts.pretrained import read_config
 from simzoo.models.parts.q_net import Norm, QNetConfig
 from simzoo.models.parts.tokenizing import TokenConfig
 from simzoo.models.parts.weights import copy_all, read_weights, reshaped, weights_file
@@ -53,7 +54,7 @@ def load_released(
         backbone: name or folder of the transformer whose configuration and tokenizer are used; None: the one that
             config.json names (its weights are then replaced).
         query_length: most tokens of a query; the authors use 64, and 512 out of domain.
-        item_length: most tokens of an item.
+        item_length: most tokens of an item, here as for queries no more than the backbone takes.
 
     Raises:
         FileNotFoundError: a file is missing, or the name is not to be had from the Hub.
@@ -70,9 +71,10 @@ def load_released(
         raise ValueError(f"{path}: queries and passages have different transformers: {name} and {item}")
     shared = bool(config.get("shared_encoder", False))
     width, q_net = _q_net(query["converter_kwargs"], path)
+    most = read_config(resolve_backbone(BackboneConfig(name)), name).max_position_embeddings
     model = Hypencoder(
         BackboneConfig(name),
-        TokenConfig(query_length, item_length, mention_tags=None, item_tag=None),
+        TokenConfig(min(query_length, most), min(item_length, most), mention_tags=None, item_tag=None),
         shared=shared,
         pooling=item.get("pooling_type", "cls"),
         q_net=q_net,

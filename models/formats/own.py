@@ -15,6 +15,7 @@ from simzoo.core.hub import file_sha256, local_path, write_manifest
 from simzoo.core.settings import plain
 from simzoo.models.checkpointing import read
 from simzoo.models.formats.arguments import build, own_class
+from simzoo.models.formats.portable import BACKBONE, INSIDE, is_local, keep_backbone, save_tokenizer, with_own_backbone
 from simzoo.models.formats.renamed import brought_forward
 from simzoo.models.parts.backbone import Encoder, packaged, resolve_backbone
 from simzoo.models.parts.classifier import Classifier
@@ -39,6 +40,8 @@ SPARE = 25_000_000
 def save(model: LearnedSimilarity, folder: str | Path, dtype: torch.dtype = torch.float32) -> None:
     """Writes config.json, model.safetensors (what differs from the backbone), the tokenizer and manifest.json.
 
+    A backbone that is a folder of this machine goes with it, as the folder ``backbone``.
+
     Args:
         model: a model whose `remember`ed arguments name its backbone, if it has one.
         folder: replaced file by file; other files in it (metrics.json, README.md) stay.
@@ -46,10 +49,13 @@ def save(model: LearnedSimilarity, folder: str | Path, dtype: torch.dtype = torc
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    arguments = plain(model.arguments)
+    arguments, local = plain(model.arguments), None
     if "backbone" in arguments:
         backbone = resolve_backbone(model.arguments["backbone"])
         arguments["backbone"] |= {"sha256": file_sha256(backbone / "model.safetensors"), "start": None}
+        local = backbone if is_local(model.arguments["backbone"]) else None
+        if local is not None:
+            arguments["backbone"] |= {"name": INSIDE, "revision": None}
     config = {"format": FORMAT, "class": f"{type(model).__module__}.{type(model).__qualname__}", "arguments": arguments}
     tensors = {name: value.to(dtype).contiguous().cpu() for name, value in model.trained_state().items()}
     if not tensors:
@@ -64,12 +70,16 @@ def save(model: LearnedSimilarity, folder: str | Path, dtype: torch.dtype = torc
         # safetensors makes its file for its owner alone, whatever the umask allows others.
         shutil.copymode(scratch / "config.json", scratch / "model.safetensors")
         if model.text is not None:
-            model.text.tokenizer.save_pretrained(scratch)
-        for file in scratch.iterdir():
+            save_tokenizer(model.text.tokenizer, scratch)
+        if local is not None:
+            keep_backbone(local, scratch)
+            (folder / BACKBONE).mkdir(exist_ok=True)
+        files = [path for path in sorted(scratch.rglob("*")) if path.is_file()]
+        for file in files:
             with file.open("rb") as written:
                 os.fsync(written.fileno())
-        for file in sorted(scratch.iterdir()):
-            os.replace(file, folder / file.name)
+        for file in files:
+            os.replace(file, folder / file.relative_to(scratch))
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     write_manifest(folder)
@@ -113,7 +123,8 @@ def load(
 def _own(folder: Path, merge: bool) -> LearnedSimilarity:
     config, cls = read_config(folder), similarity_class(folder)
     where = f"{folder / 'config.json'}: arguments"
-    model = build(cls, brought_forward(cls, config["arguments"], where), where, skip=TRAINING)
+    arguments = with_own_backbone(brought_forward(cls, config["arguments"], where), folder)
+    model = build(cls, arguments, where, skip=TRAINING)
     _load_weights(model, folder / "model.safetensors")
     model.weights_sha256 = file_sha256(folder / "model.safetensors")
     if merge:
@@ -138,7 +149,7 @@ def similarity_class(folder: Path) -> type[LearnedSimilarity]:
 
 def _in_dtype(model: LearnedSimilarity, dtype: torch.dtype) -> LearnedSimilarity:
     for part in model.children():
-        if isinstance(part, Encoder):
+        if isinstance(part, TRANSFORMERS):
             part.to(dtype)
     return model
 

@@ -92,7 +92,6 @@ def render(folder: Path, name: str) -> str:
         DataError: there is no such metrics.json.
         ValueError: config.json names no similarity of this project.
     """
-    cls = similarity_class(folder)
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     path = folder / "metrics.json"
     try:
@@ -102,6 +101,7 @@ def render(folder: Path, name: str) -> str:
         raise DataError(
             f"no card can be made of it ({error!r}); write it with `python evaluate.py card`", path
         ) from error
+    cls = similarity_class(folder)
     title = name.rpartition("/")[2]
     parts = {
         "What it is": _what(folder, cls, config),
@@ -164,7 +164,7 @@ def _metadata(
     return ModelCardData(
         license=about.license or None,
         library_name="simzoo",
-        base_model=backbone and backbone["name"],
+        base_model=backbone["name"] if backbone and not backbone["name"].startswith("./") else None,
         tags=["simzoo", "learned-similarity", cls.__name__, *tags],
         pipeline_tag=task,
         model_name=title,

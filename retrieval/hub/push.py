@@ -23,6 +23,7 @@ from simzoo.core.hub import (
 )
 from simzoo.core.records import DataError
 from simzoo.retrieval.hub.card import empty_sections, render
+from simzoo.retrieval.hub.leaks import leaks
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,8 @@ def plan_push(folder: Path, repo: str, public: bool = False, index: Sequence[Pat
     files = [_upload(path.relative_to(folder).as_posix(), path) for path in checkpoint_files(folder)]
     for extra in index:
         files += _index(extra)
+    if told := leaks((file.name, file.content) for file in files if isinstance(file.content, Path)):
+        raise DataError(f"{'; '.join(told)}; save it anew with `simzoo hub convert`, or take it out", folder)
     files = [file for file in files if file.name != "README.md"] + [_made("README.md", card)]
     if twice := [name for name, times in Counter(file.name for file in files).items() if times > 1]:
         raise DataError(f"two files would become {twice[0]}; rename one, or include one of them", folder)
