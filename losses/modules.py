@@ -104,7 +104,7 @@ class SoftmaxCrossEntropy(Tempered):
         return softmax_cross_entropy(self.tempered(scores), targets.labels, targets.mask, log_q)
 
 
-class BatchCrossEntropy(Tempered):
+class BatchCrossEntropy(Tempered, ABC):
     """A cross-entropy over items that other queries of the batch bring.
 
     Args:
