@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import shutil
 import struct
 from collections import OrderedDict
 from collections.abc import Callable
@@ -141,6 +142,7 @@ def test_a_config_is_refused_or_read(
     folder.mkdir(exist_ok=True)
     for name in ("model.safetensors", "tokenizer.json", "tokenizer_config.json"):
         (folder / name).write_bytes(seeds()[name])
+    shutil.copytree(tiny_backbone(), folder / "backbone", dirs_exist_ok=True)
     if not whole:
         refused_or_read(lambda path: read_config(path.parent), folder / "config.json", data.draw(harmed("config.json")))
         return

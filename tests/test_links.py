@@ -104,10 +104,11 @@ def _cached(checkpoint: Path, repository: Path) -> Path:
     snapshot = repository / "snapshots" / "0123abcd"
     (repository / "blobs").mkdir(parents=True)
     snapshot.mkdir(parents=True)
-    for file in checkpoint.iterdir():
-        blob = repository / "blobs" / file_sha256(file)
+    for file in (path for path in checkpoint.rglob("*") if path.is_file()):
+        blob, place = repository / "blobs" / file_sha256(file), file.relative_to(checkpoint)
         shutil.copy(file, blob)
-        (snapshot / file.name).symlink_to(Path("../../blobs") / blob.name)
+        (snapshot / place).parent.mkdir(exist_ok=True)
+        (snapshot / place).symlink_to(Path("../../", *[".."] * (len(place.parts) - 1), "blobs", blob.name))
     return snapshot
 
 

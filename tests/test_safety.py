@@ -202,7 +202,8 @@ def test_an_archive_is_a_checkpoint_too(
 ) -> None:
     """Refusing is easy: what is in order must load, from the archive and from a file of the folder."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HOME", str(tmp_path / "home"))
-    files = {f"inside/{path.name}": path.read_bytes() for path in checkpoint.iterdir()}
+    whole = [path for path in checkpoint.rglob("*") if path.is_file()]
+    files = {f"inside/{path.relative_to(checkpoint)}": path.read_bytes() for path in whole}
     files["inside/notes"] = random.Random(0).randbytes(200_000)  # longer than what is read at once
     archive = _archive(tmp_path / f"a{suffix}", files)
     expected = load(checkpoint).rank("a", ["b", "c"])

@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from simzoo.core.hub import MODEL_FILES
 from simzoo.models.parts.backbone import BackboneConfig, packaged
+from simzoo.models.parts.pretrained import NAMES_OF_CODE
 
 BACKBONE = "backbone"
 """Folder of a checkpoint with its backbone, where that is known by no name but a place on the writer's machine."""
@@ -67,10 +68,11 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
 
 
 def without_places(folder: Path) -> None:
-    """Takes `PLACES` out of the settings of transformers in a folder."""
+    """Takes `PLACES`, and names of code, out of the settings of transformers in a folder."""
+    unneeded = (*PLACES, *NAMES_OF_CODE)
     for name in ("config.json", "tokenizer_config.json"):
         path = folder / name
         settings = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-        if any(key in settings for key in PLACES):
-            kept = {key: value for key, value in settings.items() if key not in PLACES}
+        if any(key in settings for key in unneeded):
+            kept = {key: value for key, value in settings.items() if key not in unneeded}
             path.write_text(json.dumps(kept, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
