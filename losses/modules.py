@@ -68,7 +68,7 @@ def check_needs(loss: Loss, gives: Set[str], lists: str) -> None:
         raise ValueError(f"{'; '.join(told)}. {lists} cannot give that")
 
 
-class Tempered(Loss, ABC):
+class Tempered(Loss):
     """A loss of scores that are divided by a temperature first.
 
     Args:
@@ -104,7 +104,7 @@ class SoftmaxCrossEntropy(Tempered):
         return softmax_cross_entropy(self.tempered(scores), targets.labels, targets.mask, log_q)
 
 
-class BatchCrossEntropy(Tempered, ABC):
+class BatchCrossEntropy(Tempered):
     """A cross-entropy over items that other queries of the batch bring.
 
     Args:

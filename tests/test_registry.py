@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from simzoo.core import registry
-from simzoo.core.registry import ROOMS, UnknownNameError, find, known_classes, nearest, subclasses, unknown
+from simzoo.core.registry import ROOMS, UnknownNameError, find, is_abstract, known_classes, nearest, subclasses, unknown
 from simzoo.losses import Loss
 from simzoo.models.similarity import LearnedSimilarity
 from simzoo.retrieval.first_stages.first_stage import FirstStage
@@ -95,11 +95,13 @@ def test_a_new_file_is_a_new_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     )
     monkeypatch.setattr(registry, "ROOT", tmp_path)
     known_classes.cache_clear()
+    registry._missing.cache_clear()
     try:
         assert [known.path for known in subclasses("LearnedSimilarity")] == ["simzoo.models.sixth.Sixth"]
-        assert find("Base").abstract  # type: ignore[union-attr]
+        assert is_abstract(find("Base"))  # type: ignore[arg-type]
     finally:
         known_classes.cache_clear()
+        registry._missing.cache_clear()
 
 
 def test_recipes_name_every_system() -> None:
