@@ -13,7 +13,7 @@ WORDNET := $(VENV)/.wordnet
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test lint types imports pytest fuzz test-faults zoo clean
+.PHONY: help setup demo test lint types imports pytest fuzz test-faults wheel zoo clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
@@ -45,6 +45,9 @@ fuzz: setup ## Harm files at random for some minutes and load them
 # SIMZOO_SEED=n repeats a run: a test that fails names the seed.
 test-faults: setup ## Kill long work a hundred times, fill disks, write twice; at most 15 minutes
 	SIMZOO_FAULTS=100 $(BIN)/python -m pytest -q -s tests/faults $(PYTEST_ARGS)
+
+wheel: setup ## Build sdist and wheel, install the wheel into a fresh environment, run README's lines there
+	SIMZOO_WHEEL=1 $(BIN)/python -m pytest -q tests/test_wheel.py
 
 zoo: setup ## Evaluate every released checkpoint on every data set at hand; write docs/zoo.md and docs/zoo.html
 	$(BIN)/python -m benchmarks.zoo.measure

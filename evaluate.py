@@ -1,65 +1,81 @@
-"""Evaluation: ``python evaluate.py COMMAND``: run, compare, search, matrix, teach, card; see ``--help`` for options."""
+"""Evaluation: ``python evaluate.py COMMAND``, or ``simzoo evaluate COMMAND``; ``--help`` lists the commands."""
 
 from __future__ import annotations
 
 if __name__ not in ("__main__", "simzoo.evaluate"):
     raise ImportError("evaluate is a part of simzoo: import simzoo.evaluate instead of evaluate")
 
-import importlib
-import pkgutil
+import ast
+import re
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
-from jsonargparse import ArgumentParser, set_parsing_settings
-
-from simzoo import datamodules, retrieval
+from simzoo.core.command_line import EPILOG, OneLine, prepared
 from simzoo.core.progress import quiet
-from simzoo.retrieval.commands.card import card
-from simzoo.retrieval.commands.compare import compare
-from simzoo.retrieval.commands.matrix import matrix
-from simzoo.retrieval.commands.run import run
-from simzoo.retrieval.commands.search import search
-from simzoo.retrieval.commands.teach import teach
+from simzoo.core.refusals import named_bases
+from simzoo.core.startup import importing
 
-COMMANDS: tuple[Callable[..., None], ...] = (run, compare, search, matrix, teach, card)
+FOLDER = Path(__file__).parent / "retrieval" / "commands"
+POSITIONAL = {"compare": ("runs", Path, "output folders of evaluate.py run"), "search": ("query", str, "the query")}
 
 
-def parser() -> ArgumentParser:
-    """The command line: one subcommand a function; a misspelt option is refused by name."""
-    for package in (datamodules, retrieval):  # so that their classes are known by name
-        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-            importlib.import_module(module.name)
-    set_parsing_settings(docstring_parse_attribute_docstrings=True)
-    described = (__doc__ or "").split("\n")[0]
-    top = ArgumentParser(prog="evaluate.py", description=described, allow_abbrev=False)
-    commands = top.add_subcommands(dest="command")
-    for function in COMMANDS:
-        positional = {"compare": "runs", "search": "query"}.get(function.__name__)
-        summary = (function.__doc__ or "").split("\n")[0]
-        command = ArgumentParser(description=summary, allow_abbrev=False)
-        command.add_argument("--config", action="config", help="YAML file with these options")
-        if positional == "runs":
-            command.add_argument("runs", nargs="+", type=Path, help="output folders of evaluate.py run")
-        elif positional == "query":
-            command.add_argument("query", type=str, help="the query's text")
-        command.add_function_arguments(function, as_positional=False, skip={positional} if positional else None)
-        commands.add_subcommand(function.__name__, command, help=summary)
+def commands() -> dict[str, str]:
+    """Summary by name of every command: a file that defines a function of its own name. No file is imported."""
+    found = {}
+    for path in sorted(FOLDER.glob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        if re.search(rf"^def {path.stem}\(", text, re.MULTILINE):
+            found[path.stem] = (ast.get_docstring(ast.parse(text)) or "").partition(": ")[2].split("\n")[0]
+    return found
+
+
+def command(name: str) -> Callable[..., None]:
+    """The function of a command; its module is imported."""
+    function: Callable[..., None] = getattr(import_module(f"simzoo.retrieval.commands.{name}"), name)
+    return function
+
+
+def parser(args: list[str]) -> OneLine:
+    """The command line; the options of the command that the words name, and of no other one."""
+    top = OneLine(prog="evaluate.py", description=(__doc__ or "").split("\n")[0], epilog=EPILOG)
+    chosen = next((word for word in args if not word.startswith("-")), None)
+    group = top.add_subcommands(dest="command")
+    for name, summary in commands().items():
+        one = OneLine(description=summary, epilog=EPILOG)
+        if name == chosen:
+            _add_options(one, name)
+        group.add_subcommand(name, one, help=summary)
     return top
+
+
+def _add_options(parser: OneLine, name: str) -> None:
+    function = command(name)
+    parser.bases = named_bases(function)
+    parser.add_argument("--config", action="config", help="YAML file with these options")
+    skip: set[str | int] = set()
+    if name in POSITIONAL:
+        positional, kind, described = POSITIONAL[name]
+        parser.add_argument(positional, type=kind, help=described, nargs="+" if positional == "runs" else None)
+        skip.add(positional)
+    parser.add_function_arguments(function, as_positional=False, skip=skip)
 
 
 def main(args: list[str] | None = None) -> None:
     """Runs the command line."""
-    quiet()
-    top = parser()
-    chosen = top.instantiate(top.parse_args(args))
+    with importing():
+        words = prepared(args)
+        top = parser(words)
+        parsed = top.parse_args(words)
+        quiet()  # it imports transformers, which refusals and help do without
+    chosen = top.instantiate(parsed)
     options = dict(chosen[chosen.command])
     options.pop("config")
-    {function.__name__: function for function in COMMANDS}[chosen.command](**options)
+    command(chosen.command)(**options)
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except (FloatingPointError, OSError, TypeError, ValueError) as error:
-        sys.exit(f"error: {error}")
+    from simzoo.__main__ import main as run
+
+    run(["evaluate", *sys.argv[1:]])

@@ -12,23 +12,29 @@ if __name__ == "__main__":
 
 import sys
 import warnings
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Literal
 
 from jsonargparse import Namespace
 from lightning import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch import loggers as lightning_loggers
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.loggers import Logger
 
-import simzoo.datamodules.next_items
-import simzoo.datamodules.sources  # noqa: F401  known by class name on the command line
+from simzoo.core.command_line import EPILOG, OneLine, prepared
 from simzoo.core.heartbeat import Heartbeat
 from simzoo.core.progress import quiet
-from simzoo.datamodules.lists import RetrievalData
+from simzoo.core.startup import importing
+from simzoo.datamodules.training_data import TrainingData
 from simzoo.models.checkpointing import on_disk, read
 from simzoo.models.durable import Durable, check_release, command_of, resolve
 from simzoo.models.formats import restore, save
 from simzoo.models.similarity import LearnedSimilarity
+
+LoggerName = Literal["tensorboard", "wandb", "mlflow"]
 
 
 class Release(Callback):
@@ -77,8 +83,12 @@ def _set_seeds(node: Any, seed: int) -> None:
             _set_seeds(child, seed)
 
 
-class Parser(LightningArgumentParser):
+class Parser(OneLine, LightningArgumentParser):
     """Prints and saves configurations with the seeds that a run of them uses."""
+
+    bases = MappingProxyType(
+        {"model": "LearnedSimilarity", "source": "Source", "lists": "TrainingLists", "miner": "Miner"}
+    )
 
     def dump(self, namespace: Namespace, *args: Any, **kwargs: Any) -> str:
         """See `with_seeds`."""
@@ -86,20 +96,97 @@ class Parser(LightningArgumentParser):
         return text
 
 
+def keepers(output: Path, monitor: str | None, resume_every: int | None, patience: int | None) -> list[Callback]:
+    """What keeps checkpoints and ends training early.
+
+    Args:
+        output: folder of the run.
+        monitor: metric whose largest value is best; None: the last weights are.
+        resume_every: steps between checkpoints to resume from; None: none are kept.
+        patience: validations without a better value before training ends; None: it goes on.
+    """
+    plain: dict[str, Any] = {"dirpath": output / "checkpoints", "save_top_k": 1, "enable_version_counter": False}
+    kept: list[Callback] = []
+    if monitor is not None:
+        kept.append(ModelCheckpoint(filename="best", monitor=monitor, mode="max", **plain))
+        if patience is not None:
+            kept.append(EarlyStopping(monitor, mode="max", patience=patience))
+    if resume_every is not None:
+        kept.append(ModelCheckpoint(filename="resume", every_n_train_steps=resume_every, **plain))
+    return kept
+
+
+def loggers_of(output: Path, names: list[LoggerName]) -> list[Logger]:
+    """The CSV logger, and the named ones.
+
+    Raises:
+        ValueError: the package of one is not installed.
+    """
+    packages = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow"}
+    missing = [name for name in names if find_spec(packages[name]) is None]
+    if missing:
+        raise ValueError(f"--loggers {', '.join(missing)}: not installed; pip install 'simzoo[{','.join(missing)}]'")
+    made: list[Logger] = [lightning_loggers.CSVLogger(output, name="logs")]
+    for name in names:
+        if name == "tensorboard":
+            made.append(lightning_loggers.TensorBoardLogger(output, name="tensorboard"))
+        elif name == "wandb":
+            made.append(lightning_loggers.WandbLogger(output.name, output, project="simzoo"))
+        else:
+            made.append(lightning_loggers.MLFlowLogger("simzoo", output.name, save_dir=str(output / "mlruns")))
+    return made
+
+
 class CLI(LightningCLI):
-    """Hands on the number of items and the seed; for the rest the recipe composes model, data and callbacks."""
+    """Makes what every run has alike, from its folder and metric; for the rest the recipe composes model and data."""
 
     def add_arguments_to_parser(self, parser: Any) -> None:
-        """Adds the folder of the released checkpoint; hands the items' ids to a model that has a row for each."""
+        """Adds the run's folder and what is kept in it; hands the items' ids to a model that has a row for each."""
         parser.add_argument(
-            "--release", type=Path | None, default=None, help="write the trained model as a checkpoint folder here"
+            "--output",
+            type=Path | None,
+            default=None,
+            help="folder of the run: logs, checkpoints, mined candidates and the released model. Without it, the "
+            "trainer's own settings say what is written",
         )
-        # Passed over where the data has no such ids or the model does not take them.
+        parser.add_argument(
+            "--monitor", type=str | None, default=None, help="metric of the best checkpoint: its largest value"
+        )
+        parser.add_argument(
+            "--resume_every", type=int | None, default=None, help="steps between checkpoints to resume from"
+        )
+        parser.add_argument(
+            "--patience", type=int | None, default=None, help="validations without a better value that end training"
+        )
+        parser.add_argument(
+            "--loggers", type=list[LoggerName], default=[], help="loggers besides the CSV file; each is an extra"
+        )
+        parser.add_argument(
+            "--release",
+            type=Path | None,
+            default=None,
+            help="write the trained model as a checkpoint folder here; null: into release in the output folder",
+        )
+        # Passed over where the model does not take them.
         parser.link_arguments("data.item_ids", "model.init_args.item_ids", apply_on="instantiate")
 
     def before_instantiate_classes(self) -> None:
         """Seeds model and data; ``seed_everything`` is a number by now."""
         self.config = with_seeds(self.config)
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        """The trainer, with what the output folder asks for."""
+        run = self.config[self.config.subcommand] if "subcommand" in self.config else self.config
+        if run.output is None:
+            return super().instantiate_trainer(**kwargs)
+        kwargs = {"default_root_dir": run.output, **kwargs}
+        settings = run.trainer
+        if settings.logger in (None, True):
+            kwargs["logger"] = loggers_of(run.output, run.loggers)
+        if settings.enable_checkpointing is not False:
+            kept = keepers(run.output, run.monitor, run.resume_every, run.patience)
+            kwargs["callbacks"] = [*(self._get(self.config_init, "trainer.callbacks") or []), *kept]
+        return super().instantiate_trainer(**kwargs)
 
     def _parse_ckpt_path(self) -> None:
         """Refuses what is no file here, before any work; a checkpoint's arguments are no part of the configuration."""
@@ -114,10 +201,12 @@ class CLI(LightningCLI):
 
     def before_fit(self) -> None:
         """Installs the release callback."""
-        if self.config.fit.release is not None:
-            check_release(Path(self.config.fit.release))
+        run = self.config.fit
+        folder = run.release or (None if run.output is None else run.output / "release")
+        if folder is not None:
+            check_release(Path(folder))
             trainer: Any = self.trainer
-            trainer.callbacks.append(Release(Path(self.config.fit.release)))
+            trainer.callbacks.append(Release(Path(folder)))
 
 
 def main(args: list[str] | None = None, run: bool = True) -> CLI:
@@ -128,11 +217,16 @@ def main(args: list[str] | None = None, run: bool = True) -> CLI:
 
 
 def _cli(args: list[str] | None, run: bool, durable: Durable) -> CLI:
+    # It is resumable, by asking the trainer where it stands (ResumableLoader).
+    warnings.filterwarnings("ignore", message=".*your dataloader is not resumable")
+    # They are the same words, but for --allow.
+    warnings.filterwarnings("ignore", message="LightningCLI's args parameter")
+    with importing():
+        words = prepared(args)
     return CLI(
         LearnedSimilarity,
-        RetrievalData,
+        TrainingData,
         subclass_mode_model=True,
-        subclass_mode_data=True,
         seed_everything_default=0,
         trainer_defaults={
             "use_distributed_sampler": False,
@@ -141,16 +235,14 @@ def _cli(args: list[str] | None, run: bool, durable: Durable) -> CLI:
         },
         save_config_kwargs={"overwrite": True},
         parser_class=Parser,
-        parser_kwargs={"allow_abbrev": False},
-        args=args,
+        parser_kwargs={"allow_abbrev": False, "epilog": EPILOG},
+        args=words,
         run=run,
     )
 
 
 if __name__ == "__main__":
-    # It is resumable, by asking the trainer where it stands (ResumableLoader).
-    warnings.filterwarnings("ignore", message=".*your dataloader is not resumable")
     try:
         main()
-    except (FloatingPointError, OSError, TypeError, ValueError) as error:
+    except (FloatingPointError, ImportError, OSError, TypeError, ValueError) as error:
         sys.exit(f"error: {error}")

@@ -9,6 +9,22 @@ from numpy.typing import NDArray
 
 from simzoo.core.records import Collection
 
+Rows = NDArray[np.int64]
+Scores = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A list of items for each query, with their scores.
+
+    Attributes:
+        items: (Q, K) rows of items, -1 behind the last one of a query.
+        scores: (Q, K).
+    """
+
+    items: Rows
+    scores: Scores
+
 
 @dataclass(frozen=True)
 class Candidates:
@@ -16,15 +32,30 @@ class Candidates:
 
     Attributes:
         items: (Q, depth) rows of items.
-        scores: (Q, depth) the retriever's scores.
+        scores: (Q, depth) the retriever's scores, NaN where it gives an order only.
         gold_scores: (Q,) the retriever's score of the query's best relevant item.
         teacher: (Q, depth) a teacher's scores of the same items; None without a teacher.
+        gold: the retriever's scores of every relevant item of a query, found or not; None: not known.
+        gold_teacher: the teacher's scores of the same items as ``gold``; None without a teacher.
+        best: the teacher's top items of all, best first; None where it scored the mined ones only.
     """
 
-    items: NDArray[np.int64]
-    scores: NDArray[np.float32]
-    gold_scores: NDArray[np.float32]
-    teacher: NDArray[np.float32] | None = None
+    items: Rows
+    scores: Scores
+    gold_scores: Scores
+    teacher: Scores | None = None
+    gold: Listed | None = None
+    gold_teacher: Scores | None = None
+    best: Listed | None = None
+
+
+def relevant_rows(collection: Collection) -> Rows:
+    """(Q, G) rows of each query's relevant items, -1 behind the last one."""
+    found = [collection.relevant(row) for row in range(len(collection.queries))]
+    rows = np.full((len(found), max(map(len, found), default=0)), -1, dtype=np.int64)
+    for row, relevant in enumerate(found):
+        rows[row, : len(relevant)] = relevant
+    return rows
 
 
 def check_usable(mined: Candidates, collection: Collection, num_hard: int, needs_scores: str = "") -> None:
@@ -34,7 +65,7 @@ def check_usable(mined: Candidates, collection: Collection, num_hard: int, needs
         mined: the candidates of the collection's queries.
         collection: the queries and items.
         num_hard: negatives that are to come from the candidates.
-        needs_scores: settings that need the retriever's scores; empty: none does.
+        needs_scores: what needs the retriever's scores; empty: nothing does.
 
     Raises:
         ValueError: there are fewer candidates, or no scores.
@@ -43,7 +74,7 @@ def check_usable(mined: Candidates, collection: Collection, num_hard: int, needs
     if depth < wanted:
         raise ValueError(
             f"{collection.name}: {wanted} negatives a query are to come from the mined candidates, which are only "
-            f"{depth}: mine deeper, or lower data.negatives or data.hard"
+            f"{depth}: mine deeper (data.miner.depth), or lower data.lists.hard"
         )
     if needs_scores and not np.isfinite(mined.scores).all():
         raise ValueError(

@@ -12,6 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from simzoo.core.archives import ARCHIVES, unpacked
+from simzoo.core.released import Released, in_clone, released
 
 MANIFEST = "manifest.json"
 INDEX = "index"
@@ -63,7 +64,8 @@ def local_path(name: str | Path) -> Path:
 
     Args:
         name: a folder; a file of a checkpoint folder, which stands for the folder; a single file of weights in a
-            released layout; an archive (.zip, .tar, .tar.gz) of a checkpoint folder; or ``org/name@revision``.
+            released layout; an archive (.zip, .tar, .tar.gz) of a checkpoint folder; ``org/name@revision``; or the name
+            of a released checkpoint, ``wordnet-de``.
 
     Returns:
         A folder, or the single file of weights.
@@ -80,7 +82,29 @@ def local_path(name: str | Path) -> Path:
         return _checked(path.parent) if (path.parent / "config.json").is_file() else path
     if path.is_dir():
         return _checked(path)
+    if (known := released(str(name))) is not None:
+        return _released(known)
     return fetch(str(name))
+
+
+def _released(known: Released) -> Path:
+    """The folder of a released checkpoint: in the clone, or from the Hub at the commit and with the files released.
+
+    Raises:
+        HubError: it is in neither.
+        ValueError: the Hub has other files under this commit.
+    """
+    if (folder := in_clone(known.name)) is not None:
+        return _checked(folder)
+    if known.hub is None:
+        raise HubError(
+            f"{known.name} lies in the folder checkpoints/ of simzoo's repository, and is not on the Hub: clone the "
+            f"repository, and name the folder: path/to/simzoo/checkpoints/{known.name}"
+        )
+    folder = fetch(known.hub)
+    if not (folder / MANIFEST).is_file() or file_sha256(folder / MANIFEST) != known.manifest:
+        raise ValueError(f"{known.hub} does not hold the files that {known.name} was released with; it is not loaded")
+    return folder
 
 
 def fetch(name: str, everything: bool = False) -> Path:

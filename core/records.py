@@ -114,7 +114,8 @@ class Collection:
     ``aliases`` maps a normal form to the rows of the items that carry it, most frequent sense first.
     ``notes`` counts what a reader dropped, kept or repaired, by reason.
     ``candidates[i]`` are the rows of the items that the data itself offers for query ``queries[i]``, best first where
-    it has an order; empty where it offers none.
+    it has an order; empty where it offers none. ``scores[i]`` are a teacher's scores of these, NaN where there is none;
+    empty where the data has none.
     ``own`` maps the row of a query that is an item itself to the row of that item, which is no result for it.
     ``anchors`` are other queries over the same items: an index may learn from them, and they are not evaluated.
     """
@@ -126,6 +127,7 @@ class Collection:
     aliases: Mapping[str, Sequence[int]] = field(default_factory=dict)
     notes: Mapping[str, int] = field(default_factory=dict)
     candidates: Sequence[Sequence[int]] = ()
+    scores: Sequence[Sequence[float]] = ()
     own: Mapping[int, int] = field(default_factory=dict)
     anchors: Sequence[Query] = ()
 
@@ -140,6 +142,8 @@ class Collection:
             raise DataError(
                 f"collection {self.name!r} has {len(self.queries)} queries but {len(self.candidates)} candidate lists"
             )
+        if self.scores and [len(row) for row in self.scores] != [len(row) for row in self.candidates]:
+            raise DataError(f"collection {self.name!r} needs a score for each of its candidates, or none")
         for kind, records in (("item", self.items), ("query", [*self.queries, *self.anchors])):
             seen: set[str] = set()
             for record in records:
@@ -198,6 +202,7 @@ class Collection:
             queries=[self.queries[i] for i in rows],
             judgements=[self.judgements[i] for i in rows],
             candidates=[self.candidates[i] for i in rows] if self.candidates else (),
+            scores=[self.scores[i] for i in rows] if self.scores else (),
             own={place: self.own[i] for place, i in enumerate(rows) if i in self.own},
         )
 

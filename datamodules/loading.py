@@ -3,12 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from simzoo.core.batch import Batch
+from simzoo.core.reps import take
+
+
+def _at_the_start() -> tuple[int, int]:
+    return 0, 0
+
+
+@dataclass(frozen=True)
+class Loading:
+    """How batches are loaded.
+
+    Attributes:
+        batch_size: queries a batch.
+        seed: of the order.
+        rank: of this process.
+        world_size: processes; each loads its own batches.
+        workers: processes that make batches ahead; 0: none.
+        pin_memory: copy batches into memory that a GPU reads faster.
+        place: (epoch, batches done) of the trainer.
+    """
+
+    batch_size: int = 8
+    seed: int = 0
+    rank: int = 0
+    world_size: int = 1
+    workers: int = 0
+    pin_memory: bool = False
+    place: Callable[[], tuple[int, int]] = _at_the_start
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Those of torch's loader."""
+        return {"num_workers": self.workers, "pin_memory": self.pin_memory}
 
 
 class Batched(Protocol):
@@ -21,14 +56,31 @@ class Batched(Protocol):
 
 
 class Lists(Dataset[Batch]):
-    """A dataset over batches: an index is a list of (collection, member) and the epoch is set by the sampler."""
+    """A dataset over batches: an index is a list of (collection, member) and the epoch is set by the loader.
+
+    The members of `EMPTY` make a batch of no queries.
+    """
 
     def __init__(self, lists: Sequence[Batched]) -> None:
         self.lists = lists
         self.epoch = 0
 
     def __getitems__(self, places: list[tuple[int, int]]) -> list[Batch]:
-        return [self.lists[places[0][0]].batch([member for _, member in places], self.epoch)]
+        members = [member for _, member in places]
+        if members == [EMPTY]:
+            return [without_queries(self.lists[places[0][0]].batch([0], self.epoch))]
+        return [self.lists[places[0][0]].batch(members, self.epoch)]
+
+
+EMPTY = -1
+"""The member of a batch without queries."""
+
+
+def without_queries(batch: Batch) -> Batch:
+    """A batch of no queries, otherwise as the given one: for a rank that has fewer batches than the others."""
+    rows = torch.empty(0, dtype=torch.int64)
+    targets = type(batch.targets)(batch.targets.labels[:0], batch.targets.mask[:0])
+    return Batch(take(batch.queries, rows), batch.items, batch.candidates[:0], targets, [])
 
 
 class CollectionBatches(Sampler[list[tuple[int, int]]]):
@@ -37,25 +89,23 @@ class CollectionBatches(Sampler[list[tuple[int, int]]]):
     Every rank gets the same number of batches, its own ones.
     """
 
-    def __init__(self, sizes: Sequence[int], batch_size: int, seed: int, rank: int, world_size: int) -> None:
+    def __init__(self, sizes: Sequence[int], loading: Loading) -> None:
         self.sizes = sizes
-        self.batch_size = batch_size
-        self.seed = seed
-        self.rank = rank
-        self.world_size = world_size
+        self.loading = loading
         self.epoch = 0
         self.start = 0
 
     def __len__(self) -> int:
-        return sum(-(-size // self.batch_size) for size in self.sizes) // self.world_size
+        return sum(-(-size // self.loading.batch_size) for size in self.sizes) // self.loading.world_size
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        rng = np.random.default_rng([self.seed, self.epoch])
+        rng = np.random.default_rng([self.loading.seed, self.epoch])
+        step = self.loading.batch_size
         batches = []
         for i, size in enumerate(self.sizes):
             order = rng.permutation(size)
-            batches += [[(i, int(m)) for m in order[j : j + self.batch_size]] for j in range(0, size, self.batch_size)]
-        shuffled = rng.permutation(len(batches))[self.rank :: self.world_size][: len(self)]
+            batches += [[(i, int(m)) for m in order[j : j + step]] for j in range(0, size, step)]
+        shuffled = rng.permutation(len(batches))[self.loading.rank :: self.loading.world_size][: len(self)]
         start, self.start = self.start, 0
         for index in shuffled[start:]:
             yield batches[index]
@@ -68,16 +118,33 @@ class ResumableLoader(DataLoader[Batch]):
     state only if nothing needed the loader before, and the learning rate's schedule does.
     """
 
-    def __init__(self, lists: Lists, sampler: CollectionBatches, place: Callable[[], tuple[int, int]]) -> None:
-        super().__init__(lists, batch_sampler=sampler, collate_fn=only_batch)
+    def __init__(self, lists: Lists, sampler: CollectionBatches, loading: Loading) -> None:
+        super().__init__(lists, batch_sampler=sampler, collate_fn=only_batch, **loading.options)
         self.lists = lists
         self.batches = sampler
-        self.place = place
+        self.place = loading.place
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch promises its own iterator class
         epoch, self.batches.start = self.place()
         self.lists.epoch = self.batches.epoch = epoch
         yield from super().__iter__()
+
+
+def evaluation_loader(lists: Sequence[Batched], loading: Loading) -> DataLoader[Batch]:
+    """Every query once over all ranks, in order.
+
+    Every rank gets the same number of batches, because ranks talk to each other at each of them: some have a last one
+    without queries.
+    """
+    batches = [
+        [(i, int(row)) for row in rows]
+        for i, part in enumerate(lists)
+        for rows in np.array_split(np.arange(len(part)), -(-len(part) // loading.batch_size))
+    ]
+    if batches:
+        batches += [[(0, EMPTY)]] * (-len(batches) % loading.world_size)
+    own = batches[loading.rank :: loading.world_size]
+    return DataLoader(Lists(lists), batch_sampler=own, collate_fn=only_batch, **loading.options)
 
 
 def only_batch(batches: list[Batch]) -> Batch:

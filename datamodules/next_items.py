@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -15,15 +15,16 @@ from simzoo.core.batch import Batch
 from simzoo.core.records import Collection, DataError, History, Item
 from simzoo.core.reps import Ragged, Reps, take
 from simzoo.core.targets import Targets
-from simzoo.datamodules.lists import BatchLists, RetrievalData, Split
+from simzoo.datamodules.lists.base import BatchLists, TrainingLists
 from simzoo.datamodules.readers.interactions import Interactions, Layout, load_interactions
+from simzoo.datamodules.sources import Source, Split
 
 Rows = NDArray[np.int64]
 
 NO_NEXT = "users with one training action, which has no next one: not trained on"
 
 
-class NextItems(RetrievalData):
+class NextItems(Source):
     """Users' histories; the item to be found is the one that comes next.
 
     Of a user's n actions the last is for testing, the one before it for validation (leave-one-out by time); training
@@ -34,53 +35,15 @@ class NextItems(RetrievalData):
         layout: its layout: sasrec, recbole, movielens or amazon; see `load_interactions`.
         min_actions: users with fewer actions are dropped and counted; at least 3.
         min_item_actions: items with fewer actions are dropped and counted, before the users are.
-        batch_size: users a batch.
-        sampling: a training position's candidates besides the next item. ``position``: ``negatives`` items, drawn for
-            each position alone. ``batch``: ``negatives`` items, drawn for all positions of the batch together, which
-            makes the scores one matrix product. ``all``: every item.
-        negatives: how many are drawn, uniformly and with replacement.
-        avoid_seen: draws no item of the user's own training history, as SASRec does; otherwise only the next item
-            itself is never drawn.
-        val_negatives: validate and test against so many random items that the user has not seen, for example 100 as in
-            the SASRec paper, the same ones each time; None: against every item not seen.
-        max_train_queries: trains on a fixed random sample of the users; None: on all.
-        max_val_queries: validates on a fixed random sample of the users; None: on all.
-        seed: of samples, negatives and order; None: 0, on the command line seed_everything.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        layout: Layout,
-        min_actions: int = 5,
-        min_item_actions: int = 1,
-        batch_size: int = 128,
-        sampling: Literal["position", "batch", "all"] = "position",
-        negatives: int = 128,
-        avoid_seen: bool = False,
-        val_negatives: int | None = None,
-        max_train_queries: int | None = None,
-        max_val_queries: int | None = None,
-        seed: int | None = None,
-    ) -> None:
-        super().__init__(
-            batch_size=batch_size,
-            negatives=negatives,
-            max_train_queries=max_train_queries,
-            max_val_queries=max_val_queries,
-            seed=seed,
-        )
+    def __init__(self, path: Path, layout: Layout, min_actions: int = 5, min_item_actions: int = 1) -> None:
         if min_actions < 3:
             raise ValueError(f"min_actions must be at least 3 (train, validation, test), got {min_actions}")
-        if negatives < 1 or (val_negatives is not None and val_negatives < 1):
-            raise ValueError(f"negatives and val_negatives must be at least 1, got {negatives} and {val_negatives}")
         self.path = path
         self.layout = layout
         self.min_actions = min_actions
         self.min_item_actions = min_item_actions
-        self.sampling = sampling
-        self.avoid_seen = avoid_seen
-        self.val_negatives = val_negatives
 
     @cached_property
     def interactions(self) -> Interactions:
@@ -96,9 +59,48 @@ class NextItems(RetrievalData):
         """The histories of a split, each with its next item."""
         return [leave_one_out(self.interactions, split)]
 
-    def build(self, split: Split, collection: Collection, model: Any) -> BatchLists:
-        """The histories of a collection, as rows and as the model's tokens."""
-        return (NextItemTraining if split == "train" else NextItemEvaluation)(self, collection, model)
+
+class NextItemLists(TrainingLists):
+    """Every position of a history with its next item and drawn negatives, or all items; for `NextItems`.
+
+    Negatives are drawn evenly, so that there is nothing to correct.
+
+    Args:
+        sampling: a training position's candidates besides the next item. ``position``: ``negatives`` items, drawn for
+            each position alone. ``batch``: ``negatives`` items, drawn for all positions of the batch together, which
+            makes the scores one matrix product. ``all``: every item.
+        negatives: how many are drawn, uniformly and with replacement.
+        avoid_seen: draws no item of the user's own training history, as SASRec does; otherwise only the next item
+            itself is never drawn.
+        val_negatives: validate and test against so many random items that the user has not seen, for example 100 as in
+            the SASRec paper, the same ones each time; None: against every item not seen.
+    """
+
+    validates_mined = False
+
+    def __init__(
+        self,
+        sampling: Literal["position", "batch", "all"] = "position",
+        negatives: int = 128,
+        avoid_seen: bool = False,
+        val_negatives: int | None = None,
+    ) -> None:
+        if negatives < 1 or (val_negatives is not None and val_negatives < 1):
+            raise ValueError(f"negatives and val_negatives must be at least 1, got {negatives} and {val_negatives}")
+        self.sampling = sampling
+        self.negatives = negatives
+        self.avoid_seen = avoid_seen
+        self.val_negatives = val_negatives
+
+    def part(
+        self, collection: Collection, model: Any, seed: int = 0, needs: Set[str] = frozenset()
+    ) -> NextItemTraining:
+        """See `TrainingLists.part`."""
+        return NextItemTraining(self, collection, model, seed)
+
+    def validation(self, collection: Collection, model: Any, seed: int = 0, depth: int = 0) -> NextItemEvaluation:
+        """See `TrainingLists.validation`; there is no depth."""
+        return NextItemEvaluation(self, collection, model, seed)
 
 
 def leave_one_out(interactions: Interactions, split: Split) -> Collection:
@@ -137,8 +139,9 @@ def leave_one_out(interactions: Interactions, split: Split) -> Collection:
 class _Histories(BatchLists):
     """The histories of a collection as rows, and as the model's tokens."""
 
-    def __init__(self, data: NextItems, collection: Collection, model: Any) -> None:
-        self.data = data
+    def __init__(self, lists: NextItemLists, collection: Collection, model: Any, seed: int) -> None:
+        self.lists = lists
+        self.seed = seed
         self.num_items = len(collection.items)
         self.ids = [query.id for query in collection.queries]
         self.queries: Reps = model.collate_queries(collection.queries)
@@ -191,9 +194,9 @@ class _Histories(BatchLists):
 class NextItemTraining(_Histories):
     """Every position of the histories, with its next item and negatives."""
 
-    def __init__(self, data: NextItems, collection: Collection, model: Any) -> None:
-        super().__init__(data, collection, model)
-        if data.avoid_seen:
+    def __init__(self, lists: NextItemLists, collection: Collection, model: Any, seed: int) -> None:
+        super().__init__(lists, collection, model, seed)
+        if lists.avoid_seen:
             self._check_unseen(1, "avoid_seen")
         tokens = self.queries["ids"]
         assert isinstance(tokens, Ragged)
@@ -206,18 +209,18 @@ class NextItemTraining(_Histories):
         positives = np.concatenate([self.targets[member] for member in members])
         users = np.repeat(np.arange(len(members)), [len(self.targets[member]) for member in members])
         # A batch's members are drawn anew in every epoch, so that its first one tells it from the others.
-        rng = np.random.default_rng([self.data.seed, epoch, members[0]])
+        rng = np.random.default_rng([self.seed, epoch, members[0]])
         shared = None
         candidates = positives[:, None]
-        if self.data.sampling == "position":
+        if self.lists.sampling == "position":
             negatives = self._negatives(rng, members, users, positives)
             candidates = np.concatenate([candidates, negatives], axis=1)
             counted = np.ones(negatives.shape, dtype=bool)
         else:
-            whole = self.data.sampling == "all"
-            shared = np.arange(self.num_items) if whole else rng.integers(self.num_items, size=self.data.negatives)
+            whole = self.lists.sampling == "all"
+            shared = np.arange(self.num_items) if whole else rng.integers(self.num_items, size=self.lists.negatives)
             counted = shared != candidates
-            if self.data.avoid_seen:
+            if self.lists.avoid_seen:
                 counted &= ~np.stack([np.isin(shared, self.seen[member]) for member in members])[users]
         mask = torch.from_numpy(np.concatenate([np.ones((len(users), 1), dtype=bool), counted], axis=1))
         labels = torch.zeros(mask.shape)
@@ -226,8 +229,8 @@ class NextItemTraining(_Histories):
 
     def _negatives(self, rng: np.random.Generator, members: Sequence[int], users: Rows, positives: Rows) -> Rows:
         """(T, negatives)."""
-        shape = (len(positives), self.data.negatives)
-        if not self.data.avoid_seen:
+        shape = (len(positives), self.lists.negatives)
+        if not self.lists.avoid_seen:
             drawn = rng.integers(self.num_items - 1, size=shape)
             return drawn + (drawn >= positives[:, None])
         seen = [self.seen[member] for member in members]
@@ -238,15 +241,15 @@ class NextItemTraining(_Histories):
 class NextItemEvaluation(_Histories):
     """Whole histories, with the next item among every item not seen, or among sampled ones."""
 
-    def __init__(self, data: NextItems, collection: Collection, model: Any) -> None:
-        super().__init__(data, collection, model)
-        self._check_unseen(data.val_negatives or 1, "ranking the next item among items not seen")
+    def __init__(self, lists: NextItemLists, collection: Collection, model: Any, seed: int) -> None:
+        super().__init__(lists, collection, model, seed)
+        self._check_unseen(lists.val_negatives or 1, "ranking the next item among items not seen")
 
     def batch(self, members: Sequence[int], epoch: int) -> Batch:
         """See `BatchLists.batch`. Candidates (1, M) with the seen items masked, or (B, 1 + val_negatives)."""
         targets = np.array([self.sequences[member][-1] for member in members])
-        if self.data.val_negatives is not None:
-            candidates = np.stack([self._sampled(member, self.data.val_negatives) for member in members])
+        if self.lists.val_negatives is not None:
+            candidates = np.stack([self._sampled(member, self.lists.val_negatives) for member in members])
             labels = torch.zeros(candidates.shape)
             labels[:, 0] = 1
             return self._batch(members, candidates, labels, torch.ones(labels.shape, dtype=torch.bool), False)
@@ -260,7 +263,7 @@ class NextItemEvaluation(_Histories):
 
     def _sampled(self, member: int, count: int) -> Rows:
         """(1 + count,): the next item, then items not seen, each once, the same in every epoch."""
-        rng = np.random.default_rng([self.data.seed, member])
+        rng = np.random.default_rng([self.seed, member])
         seen = self.seen[member]
         drawn = rng.choice(self.num_items - len(seen), count, replace=False)
         return np.concatenate([self.sequences[member][-1:], outside([seen], drawn, np.zeros_like(drawn))])

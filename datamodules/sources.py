@@ -1,24 +1,49 @@
-"""The data modules that recipes and commands name: one short class a layout over the readers."""
+"""The sources that recipes and commands name: which collections there are, a class a layout over the readers."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 from simzoo.core.records import Collection, Item
-from simzoo.datamodules.lists import RetrievalData, Split
 from simzoo.datamodules.readers.beir import load_beir, load_beir_hub, load_corpus
 from simzoo.datamodules.readers.beir_files import Folder
 from simzoo.datamodules.readers.blink import load_blink, load_entities
 from simzoo.datamodules.readers.dstc7 import load_dstc7
 from simzoo.datamodules.readers.msmarco import load_msmarco
+from simzoo.datamodules.readers.pairs import Columns, collections_of, read_hub_pairs, read_pairs
 from simzoo.datamodules.readers.wordnet import DEV_WORLDS, TEST_WORLDS, TRAIN_WORLDS, find_wordnet, load_wordnet
 from simzoo.datamodules.readers.zeshel import ZESHEL_SPLITS, load_zeshel
 
+Split = Literal["train", "dev", "test"]
 
-class WordNet(RetrievalData):
+
+class Source(ABC):
+    """Which collections there are."""
+
+    @abstractmethod
+    def read(self, split: Split) -> list[Collection]:
+        """Reads the collections of a split."""
+
+    @property
+    def item_ids(self) -> list[str]:
+        """Every item's id, by row, where all splits have the same items: the command line hands them to a model that
+        has a row for each. Empty for other sources.
+        """
+        return []
+
+    def collections(self, split: Split) -> list[Collection]:
+        """The collections of a split that have queries, read once."""
+        known: dict[str, list[Collection]] = self.__dict__.setdefault("_known", {})
+        if split not in known:
+            known[split] = [collection for collection in self.read(split) if collection.queries]
+        return known[split]
+
+
+class WordNet(Source):
     """Entity linking on WordNet: from a word in a usage example to its synset. See docs/wordnet.md.
 
     Args:
@@ -27,7 +52,6 @@ class WordNet(RetrievalData):
         titles: show an item's lemmas; without them only the meaning helps, which is the harder task.
         train_worlds: the worlds of the train split.
         dev_worlds: the worlds of the dev split.
-        **kwargs: see `RetrievalData`.
     """
 
     def __init__(
@@ -37,9 +61,7 @@ class WordNet(RetrievalData):
         titles: bool = True,
         train_worlds: tuple[str, ...] = TRAIN_WORLDS,
         dev_worlds: tuple[str, ...] = DEV_WORLDS,
-        **kwargs: Any,
     ) -> None:
-        super().__init__(**kwargs)
         self.root = root
         self.world = world
         self.titles = titles
@@ -59,18 +81,16 @@ class WordNet(RetrievalData):
         return [replace(worlds[name], name=f"WordNet {name} {shown}") for name in names]
 
 
-class ZeShEL(RetrievalData):
+class ZeShEL(Source):
     """Zero-shot entity linking on Fandom wikis: documents/<world>.json and mentions/<split>.json.
 
     Args:
         root: folder of the data set.
         world: the world that the test split consists of, for example yugioh; None: the four test worlds.
         context_tokens: words of context on each side of a mention.
-        **kwargs: see `RetrievalData`.
     """
 
-    def __init__(self, root: Path, world: str | None = None, context_tokens: int = 128, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+    def __init__(self, root: Path, world: str | None = None, context_tokens: int = 128) -> None:
         self.root = root
         self.world = world
         self.context_tokens = context_tokens
@@ -83,15 +103,15 @@ class ZeShEL(RetrievalData):
         return [load_zeshel(self.root, name, context_tokens=self.context_tokens) for name in names]
 
 
-class BEIR(RetrievalData):
+class BEIR(Source):
     """A collection in BEIR's layout: corpus.jsonl, queries.jsonl and qrels/<split>.tsv.
 
     Args:
         root: folder of the collection; give this or ``name``.
         name: name of a BEIR data set on the Hub, for example fiqa.
-        split: the qrels to evaluate with.
+        split: the qrels to evaluate with: the test split. Training and validation take train and dev, on the Hub train
+            and validation.
         drop_same_id: for ArguAna and Quora, whose queries are items too: see `load_beir`.
-        **kwargs: see `RetrievalData`.
     """
 
     def __init__(
@@ -100,9 +120,7 @@ class BEIR(RetrievalData):
         name: str | None = None,
         split: str = "test",
         drop_same_id: bool = False,
-        **kwargs: Any,
     ) -> None:
-        super().__init__(**kwargs)
         if (root is None) == (name is None):
             raise ValueError("BEIR needs either a folder (root) or the name of a data set on the Hub (name)")
         self.root = root
@@ -116,6 +134,8 @@ class BEIR(RetrievalData):
         A folder with corpus.jsonl alone has a test split without queries, in which a typed query can be searched.
         """
         qrels = self.split if split == "test" else split
+        if split == "dev" and self.name is not None:
+            qrels = "validation"
         if self.root is not None and split == "test" and Folder(self.root).corpus_alone:
             return [load_corpus(Folder(self.root))]
         if self.root is not None:
@@ -124,7 +144,7 @@ class BEIR(RetrievalData):
         return [load_beir_hub(self.name, qrels, drop_same_id=self.drop_same_id)]
 
 
-class BLINK(RetrievalData):
+class BLINK(Source):
     """Wikipedia entity linking in BLINK's layout: AIDA, MSNBC, WNED; see `simzoo.datamodules.readers.blink`.
 
     Args:
@@ -134,7 +154,6 @@ class BLINK(RetrievalData):
         dev: the validation mentions' file.
         test: the test mentions' file: AIDA-YAGO2_testb.jsonl, msnbc_questions.jsonl, wnedwiki_questions.jsonl, ...
         context_words: words of context on each side of a mention.
-        **kwargs: see `RetrievalData`.
     """
 
     def __init__(
@@ -145,9 +164,7 @@ class BLINK(RetrievalData):
         dev: str = "AIDA-YAGO2_testa.jsonl",
         test: str = "AIDA-YAGO2_testb.jsonl",
         context_words: int = 64,
-        **kwargs: Any,
     ) -> None:
-        super().__init__(**kwargs)
         self.root = root
         self.entities = entities
         self.files: dict[Split, str] = {"train": train, "dev": dev, "test": test}
@@ -163,7 +180,7 @@ class BLINK(RetrievalData):
         return [load_blink(self.catalogue, self.root / self.files[split], self.context_words)]
 
 
-class MSMARCO(RetrievalData):
+class MSMARCO(Source):
     """MS MARCO passages with given candidates; see `simzoo.datamodules.readers.msmarco`.
 
     Args:
@@ -171,13 +188,15 @@ class MSMARCO(RetrievalData):
         train_candidates: run or top1000 file of the train split.
         dev_candidates: that of the dev split, which is the test split too: MS MARCO publishes no other judgements.
         depth: most candidates to keep for a query; None: all.
-        **kwargs: see `RetrievalData`.
     """
 
     def __init__(
-        self, root: Path, train_candidates: Path, dev_candidates: Path, depth: int | None = None, **kwargs: Any
+        self,
+        root: Path,
+        train_candidates: Path,
+        dev_candidates: Path,
+        depth: int | None = None,
     ) -> None:
-        super().__init__(**kwargs)
         self.root = root
         self.candidates = {"train": train_candidates, "dev": dev_candidates}
         self.depth = depth
@@ -188,7 +207,7 @@ class MSMARCO(RetrievalData):
         return [load_msmarco(self.root, name, self.candidates[name], self.depth)]
 
 
-class DSTC7(RetrievalData):
+class DSTC7(Source):
     """DSTC7's next utterance among 100; see `simzoo.datamodules.readers.dstc7`.
 
     Args:
@@ -198,7 +217,6 @@ class DSTC7(RetrievalData):
         test: the test dialogues' file.
         answers: table of the test dialogues' answers.
         words: last words of a dialogue to keep.
-        **kwargs: see `RetrievalData`.
     """
 
     def __init__(
@@ -209,9 +227,7 @@ class DSTC7(RetrievalData):
         test: str = "ubuntu_test_subtask_1.json",
         answers: str | None = "ubuntu_responses_subtask_1.tsv",
         words: int = 300,
-        **kwargs: Any,
     ) -> None:
-        super().__init__(**kwargs)
         self.root = root
         self.files: dict[Split, str] = {"train": train, "dev": dev, "test": test}
         self.answers = answers
@@ -221,3 +237,51 @@ class DSTC7(RetrievalData):
         """The dialogues of a split."""
         answers = self.root / self.answers if split == "test" and self.answers is not None else None
         return [load_dstc7(self.root / self.files[split], answers, self.words, add_answer=split == "train")]
+
+
+class Pairs(Source):
+    """Your own pairs of a query and a text that answers it; see docs/pairs.md.
+
+    Items are all texts of the data, each once. Rows with the same query are put together. Validation and evaluation
+    take the queries that are held out of training.
+
+    Args:
+        data: a file ending in .jsonl, .jsonl.gz, .csv, .tsv or .parquet; or the name of a data set on the Hub.
+        columns: names of the columns.
+        validation: share of the queries held out; 0: none.
+        split: of a data set on the Hub.
+        config: of a data set on the Hub that has several.
+        split_seed: which queries are held out; not the training's seed, so that its runs are compared on the same.
+    """
+
+    def __init__(
+        self,
+        data: str,
+        columns: Columns | None = None,
+        validation: float = 0.1,
+        split: str = "train",
+        config: str | None = None,
+        split_seed: int = 0,
+    ) -> None:
+        if not 0 <= validation < 1:
+            raise ValueError(f"validation is a share in [0, 1), got {validation}")
+        self.data = data
+        self.columns = columns or Columns()
+        self.validation = validation
+        self.split = split
+        self.config = config
+        self.split_seed = split_seed
+
+    @cached_property
+    def parts(self) -> tuple[Collection, Collection]:
+        """The queries to train on and those held out, read once for all splits."""
+        path = Path(self.data)
+        if path.suffix in (".gz", ".jsonl", ".csv", ".tsv", ".parquet") or path.exists():
+            pairs = read_pairs(path, self.columns)
+        else:
+            pairs = read_hub_pairs(self.data, self.config, self.split, self.columns)
+        return collections_of(self.data, pairs, self.validation, self.split_seed)
+
+    def read(self, split: Split) -> list[Collection]:
+        """The queries of a split."""
+        return [self.parts[0 if split == "train" else 1]]

@@ -5,7 +5,7 @@ if __name__ != "simzoo.losses":
 
 from simzoo.core.targets import Targets
 from simzoo.losses.mixture import MutualInformation, UserL2
-from simzoo.losses.ranking import (
+from simzoo.losses.modules import (
     BinaryCrossEntropy,
     InBatchCrossEntropy,
     KLToRetriever,
@@ -16,6 +16,7 @@ from simzoo.losses.ranking import (
     PairLoss,
     SoftmaxCrossEntropy,
     SumOfLosses,
+    check_needs,
 )
 
 __all__ = [
@@ -32,4 +33,5 @@ __all__ = [
     "SumOfLosses",
     "Targets",
     "UserL2",
+    "check_needs",
 ]

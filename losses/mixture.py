@@ -5,9 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from simzoo.losses.ranking import full
+
 
 def entropy(probabilities: Tensor) -> Tensor:
     """Entropy (...) in nats of distributions (..., P); its gradient is finite at 0, which dropout makes of gates."""
+    probabilities = full(probabilities)
     smallest = torch.finfo(probabilities.dtype).tiny
     return -(probabilities * probabilities.clamp_min(smallest).log()).sum(dim=-1)
 
@@ -21,6 +24,7 @@ def gate_entropies(gates: Tensor) -> tuple[Tensor, Tensor]:
     Returns:
         Two scalars, in nats.
     """
+    gates = full(gates)
     return entropy(gates.mean(dim=0)), entropy(gates).mean()
 
 
@@ -48,7 +52,7 @@ def user_l2(embeddings: Tensor) -> Tensor:
     Returns:
         Scalar.
     """
-    return embeddings.square().sum(dim=(1, 2)).mean()
+    return full(embeddings).square().sum(dim=(1, 2)).mean()
 
 
 class MutualInformation(nn.Module):

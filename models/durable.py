@@ -7,6 +7,7 @@ import shlex
 import signal
 import sys
 import threading
+from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
@@ -18,6 +19,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
+from simzoo.core.locks import locked
 from simzoo.models.checkpointing import CheckpointFiles, newest, on_disk, remove_unfinished
 from simzoo.models.resuming import owe_validation, owes_epoch_end
 
@@ -51,6 +53,7 @@ class Durable(Callback):
         self._asked = 0
         self._step = 0
         self._last_step: int | None = None
+        self._held = ExitStack()  # the locks of the folders
 
     # -- signals ------------------------------------------------------------------------------------------------------
 
@@ -94,13 +97,21 @@ class Durable(Callback):
     # -- hooks --------------------------------------------------------------------------------------------------------
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Makes the trainer write and read checkpoints durably."""
+        """Makes the trainer write and read checkpoints durably, as the only one in its folders.
+
+        Raises:
+            InUse: another training writes its checkpoints there.
+        """
         trainer.strategy.checkpoint_io = self.files
         if trainer.ckpt_path is not None:
             self._resumed_from = str(trainer.ckpt_path)
         if stage == "fit" and trainer.is_global_zero:
-            for folder in (*folders(trainer), Path(trainer.default_root_dir)):
+            for folder in folders(trainer):
+                # SLURM sees to it that a job runs once, and a node that died leaves a lock that another cannot judge.
+                if not SLURMEnvironment.detect():
+                    self._held.enter_context(locked(folder))
                 remove_unfinished(folder)
+            remove_unfinished(Path(trainer.default_root_dir))
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Lets a validation that was due be made.
@@ -158,10 +169,15 @@ class Durable(Callback):
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Ends the processes that Lightning started: they would wait for this one."""
+        self._held.close()
         self._within_batches = False
         launcher: Any = trainer.strategy.launcher
         if isinstance(exception, Stopped) and hasattr(launcher, "kill"):
             launcher.kill(signal.SIGKILL)
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Lets others write there."""
+        self._held.close()
 
     def _leave_batches(self) -> None:
         self._within_batches = False

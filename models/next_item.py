@@ -131,11 +131,14 @@ class NextItem(LearnedSimilarity):
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """HR, NDCG and MRR of the next item among the candidates that the batch does not mask."""
-        ranks = target_ranks(self.list_scores(batch), batch.targets.labels, batch.targets.mask)
-        for name, values in rank_metrics(ranks).items():
-            mean: Any = self.means[name]
-            mean.update(values)
-            self.log(f"val/{name}", mean, prog_bar=name == "ndcg@10", batch_size=len(ranks))
+        values: Mapping[str, Tensor] = {}
+        if batch.query_ids:  # none: of a rank that has a batch fewer than the others
+            values = rank_metrics(target_ranks(self.list_scores(batch), batch.targets.labels, batch.targets.mask))
+        for name, module in self.means.items():
+            mean: Any = module
+            if name in values:
+                mean.update(values[name])
+            self.log(f"val/{name}", mean, prog_bar=name == "ndcg@10", batch_size=len(batch.query_ids))
 
     test_step = validation_step
 

@@ -21,6 +21,10 @@ def inner_products(queries: Reps, items: Reps, candidates: Tensor | None) -> Ten
     """`LearnedSimilarity.score` for a similarity that is the inner product of the parts named ``vector``."""
     query, item = queries["vector"], items["vector"]
     assert isinstance(query, Tensor) and isinstance(item, Tensor)
+    if torch.is_autocast_enabled(query.device.type):
+        # The loss takes differences of scores, which bf16 rounds to two digits.
+        with torch.autocast(query.device.type, enabled=False):
+            return inner_products({"vector": query.float()}, {"vector": item.float()}, candidates)
     if candidates is None:
         return query @ item.T
     if candidates.shape[0] == 1:

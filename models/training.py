@@ -12,7 +12,8 @@ import torch
 from lightning import LightningModule
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
-from torchmetrics.retrieval import RetrievalHitRate, RetrievalMRR
+from torchmetrics import MeanMetric
+from torchmetrics.functional.retrieval import retrieval_hit_rate, retrieval_reciprocal_rank
 from transformers import get_scheduler
 
 from simzoo.core.batch import Batch
@@ -70,8 +71,9 @@ class TrainingLoop(LightningModule, ABC):
         self.loss = loss or SoftmaxCrossEntropy()
         self.optimization = optimization or Optimization()
         self.seed = seed or 0
-        self.val_accuracy = RetrievalHitRate(top_k=1, empty_target_action="neg")
-        self.val_mrr = RetrievalMRR(empty_target_action="neg")
+        # Means, whose states can be summed over ranks of which one has no query.
+        self.val_accuracy = MeanMetric()
+        self.val_mrr = MeanMetric()
 
     def remember(self, **arguments: Any) -> None:
         """Keeps the constructor's arguments: config.json will hold them, training checkpoints too, as plain values."""
@@ -104,25 +106,16 @@ class TrainingLoop(LightningModule, ABC):
         self.log("train/loss", loss, prog_bar=True, batch_size=len(batch.query_ids))
         return loss
 
-    def on_validation_epoch_start(self) -> None:
-        """Begins to count the queries that are ranked."""
-        self._ranked = 0
-
-    on_test_epoch_start = on_validation_epoch_start
-
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Ranks each query's candidates: accuracy (gold first; a gold that was not retrieved is a miss) and MRR."""
-        scores = self.list_scores(batch)
-        # Batches differ in size, and the metrics tell queries apart by number.
-        numbers = self._ranked + torch.arange(scores.shape[0], device=scores.device)
-        self._ranked += scores.shape[0]
-        rows = numbers * self.trainer.world_size + self.global_rank
-        indexes = rows[:, None].expand_as(scores)[batch.targets.mask]
-        found, relevant = scores[batch.targets.mask].float(), batch.targets.labels[batch.targets.mask] > 0
-        self.val_accuracy.update(found, relevant, indexes)
-        self.val_mrr.update(found, relevant, indexes)
-        self.log("val/accuracy", self.val_accuracy, prog_bar=True, batch_size=scores.shape[0])
-        self.log("val/mrr", self.val_mrr, batch_size=scores.shape[0])
+        if batch.query_ids:  # none: of a rank that has a batch fewer than the others
+            scores, targets = self.list_scores(batch).float(), batch.targets
+            lists = zip(scores, targets.labels, targets.mask, strict=True)
+            rows = [(row[mask], grades[mask] > 0) for row, grades, mask in lists]
+            self.val_accuracy.update(torch.stack([retrieval_hit_rate(*row, top_k=1) for row in rows]))
+            self.val_mrr.update(torch.stack([retrieval_reciprocal_rank(*row) for row in rows]))
+        self.log("val/accuracy", self.val_accuracy, prog_bar=True, batch_size=len(batch.query_ids))
+        self.log("val/mrr", self.val_mrr, batch_size=len(batch.query_ids))
 
     test_step = validation_step
 

@@ -49,20 +49,20 @@ def _counted() -> Iterator[int]:
 
 def _record(given: Any, number: int) -> Item:
     if isinstance(given, Item):
-        found = given
-    elif isinstance(given, Mapping) and {"id", "text"} <= given.keys():
-        found = Item(given["id"], given["text"], given.get("title", ""))
+        return given if given.id else Item(id_of(given.id, number), given.text, given.title)
+    if isinstance(given, Mapping) and {"id", "text"} <= given.keys():
+        parts = given["id"], given["text"], given.get("title", "")
     elif isinstance(given, tuple) and len(given) in (2, 3):
-        found = Item(*given)
+        parts = given if len(given) == 3 else (*given, "")
     else:
         raise DataError(
             f"record {number} is {given!r}; expected an Item, (id, text), (id, text, title), or a mapping with id and "
             "text"
         )
-    for name in ("text", "title"):
-        if not isinstance(getattr(found, name), str):
-            raise DataError(f"record {number}: the {name} is {getattr(found, name)!r}; expected text")
-    return Item(id_of(found.id, number), found.text, found.title)
+    for name, part in zip(("text", "title"), parts[1:], strict=True):
+        if not isinstance(part, str):
+            raise DataError(f"record {number}: the {name} is {part!r}; expected text")
+    return Item(id_of(parts[0], number), parts[1], parts[2])
 
 
 def id_of(name: Any, number: int | None = None) -> str:

@@ -4,31 +4,121 @@ from __future__ import annotations
 
 import hashlib
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from lightning import Callback, LightningModule, Trainer
+from lightning import LightningModule, Trainer
 
-from simzoo.core.candidates import Candidates
+from simzoo.core.candidates import Candidates, Listed, relevant_rows
 from simzoo.core.files import replacing
-from simzoo.core.records import Collection
+from simzoo.core.records import Collection, Query
 from simzoo.core.settings import plain
-from simzoo.datamodules.lists import RetrievalData, Split
+from simzoo.datamodules.miner import Miner
+from simzoo.datamodules.sources import Split
+from simzoo.datamodules.training_data import TrainingData
 from simzoo.models.formats import load
 from simzoo.models.similarity import LearnedSimilarity, fastest_device
 from simzoo.retrieval.corpus import Corpus
 from simzoo.retrieval.first_stages.dense import Dense
 from simzoo.retrieval.first_stages.first_stage import FirstStage
 from simzoo.retrieval.judge import SimilarityJudge
+from simzoo.retrieval.topk import Rows, Scores, top_columns
 
 BLOCK = 256  # queries whose candidates a teacher scores at once
 
+LAYOUT = "with relevant items"
+"""Of the files of candidates: those that were written without the relevant items' scores are mined anew."""
 
-class MineCandidates(Callback):
+
+class Teacher(ABC):
+    """A pointwise similarity whose scores stand beside the mined candidates of the train split.
+
+    Args:
+        checkpoint: as for `simzoo.load`.
+    """
+
+    def __init__(self, checkpoint: str) -> None:
+        self.checkpoint = checkpoint
+
+    @cached_property
+    def model(self) -> LearnedSimilarity:
+        """The model, loaded at first use."""
+        return load(self.checkpoint, fastest_device())
+
+    def identity(self) -> str:
+        """Names what its scores depend on: what it scored is kept under it."""
+        return self.model.weights_sha256
+
+    def teach(self, found: Candidates, collection: Collection) -> Candidates:
+        """The candidates with its scores: of every one, and of every relevant item, found or not."""
+        judge = SimilarityJudge.of(self.model, collection.items)
+
+        def scores(items: Rows) -> Scores:
+            blocks = [slice(start, start + BLOCK) for start in range(0, len(items), BLOCK)]
+            return np.concatenate([judge.scorer(collection.queries[block]).lists(items[block]) for block in blocks])
+
+        taught = replace(found, teacher=scores(found.items))
+        if found.gold is not None:
+            taught = replace(taught, gold_teacher=scores(found.gold.items))
+        return self.chosen(taught, collection, judge)
+
+    @abstractmethod
+    def chosen(self, found: Candidates, collection: Collection, judge: SimilarityJudge) -> Candidates:
+        """The candidates with its top items (`Candidates.best`).
+
+        Args:
+            found: the candidates of the collection's queries.
+            collection: the queries and items.
+            judge: scores any of them.
+        """
+
+
+class OfMined(Teacher):
+    """Scores what was mined, and no other items: its top items are the best of these."""
+
+    def chosen(self, found: Candidates, collection: Collection, judge: SimilarityJudge) -> Candidates:
+        """See `Teacher.chosen`: nothing to add."""
+        return found
+
+
+class OfAll(Teacher):
+    """Scores every item for every query, as ANNCUR has it: its top items may be ones that the first stage missed.
+
+    That is as many pairs as queries times items.
+
+    Args:
+        checkpoint: as for `simzoo.load`.
+        top: how many of its best items are kept for each query.
+    """
+
+    def __init__(self, checkpoint: str, top: int = 64) -> None:
+        super().__init__(checkpoint)
+        if top < 1:
+            raise ValueError(f"top must be at least 1, got {top}")
+        self.top = top
+
+    def identity(self) -> str:
+        """See `Teacher.identity`."""
+        return f"{super().identity()} of all {self.top}"
+
+    def chosen(self, found: Candidates, collection: Collection, judge: SimilarityJudge) -> Candidates:
+        """See `Teacher.chosen`."""
+        top = min(self.top, len(collection.items))
+        items, scores = [], []
+        for query in collection.queries:
+            values = judge.scorer([query]).lists(np.arange(len(collection.items))[None])
+            items.append(top_columns(values, top)[0])
+            scores.append(values[0, items[-1]])
+        return replace(found, best=Listed(np.stack(items), np.stack(scores)))
+
+
+class MineCandidates(Miner):
     """Finds the top items of every query with a first stage and hands them to the data module.
 
     What was mined for the train split is kept on disk by round, under a name that depends on the data, the depth and
@@ -38,7 +128,7 @@ class MineCandidates(Callback):
     Args:
         first_stage: what mines: BM25, TFIDF, a dual encoder's checkpoint, ...; None: the model that is being trained.
         depth: candidates a query.
-        teacher: checkpoint of a pointwise similarity that scores the train split's candidates, for distillation.
+        teacher: what scores the train split's candidates besides, for distillation.
         every_n_epochs: mines the train split again after so many epochs; 0: once.
         folder: where mined candidates are kept; None: ``candidates`` in the trainer's root folder.
     """
@@ -47,7 +137,7 @@ class MineCandidates(Callback):
         self,
         first_stage: FirstStage | None = None,
         depth: int = 64,
-        teacher: str | None = None,
+        teacher: Teacher | None = None,
         every_n_epochs: int = 0,
         folder: Path | None = None,
     ) -> None:
@@ -63,7 +153,11 @@ class MineCandidates(Callback):
         self._round = -1
         self._miner = ""
         self._resumed: dict[str, Any] = {}
-        self._teacher: LearnedSimilarity | None = None
+
+    @property
+    def gives(self) -> frozenset[str]:
+        """See `Miner.gives`."""
+        return frozenset({"retriever"} | ({"teacher"} if self.teacher is not None else set()))
 
     def state_dict(self) -> dict[str, Any]:
         """The round, and what mined it, if that was the model in training."""
@@ -103,7 +197,7 @@ class MineCandidates(Callback):
         within = self.first_stage is None and self._resumed.get("round") == number
         self._miner = self._resumed["miner"] if within else self._identity(trainer, model)
         folder = (self.folder or Path(trainer.default_root_dir) / "candidates") / f"round-{number}"
-        collections = _data(trainer).collections("train")
+        collections = _data(trainer).mined("train")
         paths = [folder / f"{i:03d}-{self._name(collection)}.npz" for i, collection in enumerate(collections)]
         if within:
             _check_kept(trainer, paths)
@@ -113,18 +207,21 @@ class MineCandidates(Callback):
     def _mine(self, trainer: Trainer, model: LightningModule, split: Split, paths: Sequence[Path]) -> None:
         """Mines every collection; what is kept under its path, where there are paths, is read instead."""
         assert isinstance(model, LearnedSimilarity)
+        collections = _data(trainer).mined(split)
+        if not collections:
+            return
         stage = self.first_stage or Dense.of(model)
         was_training = model.training
         model.eval()
         mined = []
-        for index, collection in enumerate(_data(trainer).collections(split)):
+        for index, collection in enumerate(collections):
             if not paths:
                 mined.append(mine(stage, collection, self.depth))
                 continue
             path = paths[index]
             if trainer.is_global_zero and not path.exists():
-                found = mine(stage, collection, self.depth)
-                _write(path, found if self.teacher is None else self._taught(found, collection))
+                found = with_golds(mine(stage, collection, self.depth), stage, collection)
+                _write(path, found if self.teacher is None else self.teacher.teach(found, collection))
             trainer.strategy.barrier()
             mined.append(_read(path))
         model.train(was_training)
@@ -139,22 +236,10 @@ class MineCandidates(Callback):
 
     def _name(self, collection: Collection) -> str:
         """What the mined candidates depend on: kept ones are used again only for the same."""
-        parts = [collection.fingerprint, str(self.depth), self._miner]
+        parts = [LAYOUT, collection.fingerprint, str(self.depth), self._miner]
         if self.teacher is not None:
-            parts.append(self._teacher_model().weights_sha256)
+            parts.append(self.teacher.identity())
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:20]
-
-    def _teacher_model(self) -> LearnedSimilarity:
-        if self._teacher is None:
-            assert self.teacher is not None
-            self._teacher = load(self.teacher, fastest_device())
-        return self._teacher
-
-    def _taught(self, found: Candidates, collection: Collection) -> Candidates:
-        judge = SimilarityJudge.of(self._teacher_model(), collection.items)
-        blocks = [slice(start, start + BLOCK) for start in range(0, len(found.items), BLOCK)]
-        parts = [judge.scorer(collection.queries[block]).lists(found.items[block]) for block in blocks]
-        return replace(found, teacher=np.concatenate(parts))
 
 
 def mine(stage: FirstStage, collection: Collection, depth: int) -> Candidates:
@@ -183,9 +268,41 @@ def mine(stage: FirstStage, collection: Collection, depth: int) -> Candidates:
     return Candidates(items, scores, gold)
 
 
-def _data(trainer: Trainer) -> RetrievalData:
+def with_golds(found: Candidates, stage: FirstStage, collection: Collection) -> Candidates:
+    """The candidates with the first stage's scores of every relevant item, NaN where it gives none.
+
+    Those that it did not find are scored by their vectors, or else looked up in its ranking of all items.
+
+    Args:
+        found: what the first stage found for the collection's queries.
+        stage: indexed.
+        collection: the queries and items.
+    """
+    rows = relevant_rows(collection)
+    values = np.full(rows.shape, np.nan, dtype=np.float32)
+    for row, listed in enumerate(rows):
+        relevant = listed[listed >= 0]
+        same = relevant[:, None] == found.items[row]
+        values[row, : len(relevant)] = np.where(same.any(axis=1), found.scores[row][same.argmax(axis=1)], np.nan)
+        missed = ~same.any(axis=1)
+        if missed.any() and np.isfinite(found.scores[row]).all():
+            values[row, np.flatnonzero(missed)] = _own_scores(stage, collection.queries[row], relevant[missed])
+    return replace(found, gold=Listed(rows, values))
+
+
+def _own_scores(stage: FirstStage, query: Query, rows: Rows) -> Scores:
+    """(K,) a first stage's scores of K items; NaN where it ranks an item nowhere."""
+    if isinstance(stage, Dense):
+        product: Scores = stage.embedder.vectors[rows] @ stage.embedder.encode([query])[0]
+        return product
+    ranked, scores = stage.search([query], len(stage.corpus))
+    same = rows[:, None] == ranked[0]
+    return np.where(same.any(axis=1), scores[0][same.argmax(axis=1)], np.float32(np.nan))
+
+
+def _data(trainer: Trainer) -> TrainingData:
     data: Any = trainer.datamodule  # type: ignore[attr-defined]
-    assert isinstance(data, RetrievalData)
+    assert isinstance(data, TrainingData)
     return data
 
 
@@ -212,13 +329,25 @@ def _check_kept(trainer: Trainer, paths: Sequence[Path]) -> None:
 
 def _write(path: Path, mined: Candidates) -> None:
     kept = {"items": mined.items.astype(np.int32), "scores": mined.scores, "gold_scores": mined.gold_scores}
-    if mined.teacher is not None:
-        kept["teacher"] = mined.teacher
+    for name, listed in (("gold", mined.gold), ("best", mined.best)):
+        if listed is not None:
+            kept |= {f"{name}_items": listed.items.astype(np.int32), f"{name}_values": listed.scores}
+    for name in ("teacher", "gold_teacher"):
+        if (scores := getattr(mined, name)) is not None:
+            kept[name] = scores
     with replacing(path) as file:
         np.savez(file, **kept)  # type: ignore[arg-type]  # numpy's stub takes the names for its own options
 
 
 def _read(path: Path) -> Candidates:
     with np.load(path, allow_pickle=False) as kept:
-        teacher = kept["teacher"] if "teacher" in kept.files else None
-        return Candidates(kept["items"].astype(np.int64), kept["scores"], kept["gold_scores"], teacher)
+
+        def listed(name: str) -> Listed | None:
+            if f"{name}_items" not in kept.files:
+                return None
+            return Listed(kept[f"{name}_items"].astype(np.int64), kept[f"{name}_values"])
+
+        teacher, gold_teacher = (kept[name] if name in kept.files else None for name in ("teacher", "gold_teacher"))
+        items = kept["items"].astype(np.int64)
+        golds = listed("gold")
+        return Candidates(items, kept["scores"], kept["gold_scores"], teacher, golds, gold_teacher, listed("best"))

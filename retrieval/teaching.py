@@ -31,7 +31,7 @@ def write_lessons(
     random: int,
     seed: int,
 ) -> list[Path]:
-    """Writes the records of a collection in the layout that `simzoo.datamodules.distillation.Distillation` reads.
+    """Writes the records of a collection in the layout that `simzoo.datamodules.lists.FromFiles` reads.
 
     A record has the query's relevant items, the first ``top`` others that the first stage finds, and ``random`` more.
 

@@ -1,6 +1,15 @@
 """simzoo: train, evaluate, publish and search with learned similarities.
 
-Everything named in `__all__` is imported at its first use, so that ``import simzoo`` costs nothing.
+Everything is imported at its first use, so that ``import simzoo`` costs nothing: what `__all__` names, and every
+similarity, loss, searcher, first stage, source of data and list of candidates by its own name.
+
+>>> import simzoo
+>>> simzoo.MarginMSE.__module__
+'simzoo.losses.ranking'
+>>> simzoo.AXM
+Traceback (most recent call last):
+    ...
+AttributeError: there is no part of simzoo 'AXM'; did you mean AXN?
 """
 
 from importlib import import_module
@@ -15,9 +24,11 @@ if not (Path(__file__).parent / "models").is_dir():
 
 if TYPE_CHECKING:
     from simzoo.core.records import Collection, History, Item, Query
+    from simzoo.losses import MutualInformation, UserL2
     from simzoo.models.formats import load, save, save_onnx, save_sentence_transformer
     from simzoo.models.similarity import LearnedSimilarity
     from simzoo.retrieval.engine import Engine
+    from simzoo.retrieval.hub.commands import pull, push
 
 __all__ = [
     "Collection",
@@ -25,8 +36,12 @@ __all__ = [
     "History",
     "Item",
     "LearnedSimilarity",
+    "MutualInformation",
     "Query",
+    "UserL2",
     "load",
+    "pull",
+    "push",
     "save",
     "save_onnx",
     "save_sentence_transformer",
@@ -38,21 +53,53 @@ _PLACES = {
     "History": "core.records",
     "Item": "core.records",
     "LearnedSimilarity": "models.similarity",
+    "MutualInformation": "losses",
     "Query": "core.records",
     "load": "models.formats",
+    "pull": "retrieval.hub.commands",
+    "push": "retrieval.hub.commands",
     "save": "models.formats",
     "save_onnx": "models.formats",
     "save_sentence_transformer": "models.formats",
+    "UserL2": "losses",
 }
+
+_BASES = (
+    "LearnedSimilarity",
+    "Loss",
+    "Searcher",
+    "FirstStage",
+    "IndexKind",
+    "Source",
+    "TrainingLists",
+    "Teacher",
+    "Miner",
+)
+"""Whose subclasses are public under their own names: a new one is so without a line here."""
 
 
 def __getattr__(name: str) -> Any:
     """Imports a public name at its first use."""
-    if name not in _PLACES:
+    if name.startswith("__"):
         raise AttributeError(f"simzoo has no {name!r}")
-    return getattr(import_module(f"simzoo.{_PLACES[name]}"), name)
+    if name in _PLACES:
+        return getattr(import_module(f"simzoo.{_PLACES[name]}"), name)
+    classes = _classes()
+    if name in classes:
+        return getattr(import_module(classes[name]), name)
+    from simzoo.core.registry import nearest
+
+    near = nearest(name, __dir__())
+    raise AttributeError(f"there is no part of simzoo {name!r}" + (f"; did you mean {near}?" if near else ""))
+
+
+def _classes() -> dict[str, str]:
+    """Module by name of the public classes that are found in the files of the rooms."""
+    from simzoo.core.registry import subclasses
+
+    return {known.name: known.module for base in _BASES for known in subclasses(base)}
 
 
 def __dir__() -> list[str]:
     """The public names."""
-    return __all__
+    return sorted({*__all__, *_classes()})

@@ -6,6 +6,7 @@ import sys
 from importlib import import_module
 
 from simzoo.core.interrupts import end_without_traceback
+from simzoo.core.startup import importing
 
 COMMANDS = {
     "train": ("simzoo.train", (), "fit, validate or test a similarity; as train.py"),
@@ -14,6 +15,18 @@ COMMANDS = {
     "hub": ("simzoo.retrieval.hub.commands", (), "push, pull, list, verify or convert checkpoints"),
 }
 """Module, words put in front of the user's, and summary. A module is imported when its command is called."""
+
+
+TRAINING = """usage: simzoo train {fit,validate,test} --config RECIPE.yaml [options]
+
+Train, validate or test a similarity; as train.py.
+
+  fit       train, and keep the best and the last state
+  validate  measure a training checkpoint on the validation data
+  test      measure it on the test data
+
+simzoo train fit --help explains all options; --print_config shows what a command would run with."""
+"""Written out, because Lightning alone takes seconds to be imported; a test compares it with the real parser."""
 
 
 def usage() -> str:
@@ -41,12 +54,17 @@ def main(args: list[str] | None = None) -> None:
     if name not in COMMANDS:
         print(f"{usage()}\n\nerror: there is no command {name!r}", file=sys.stderr)
         sys.exit(2)
+    if name == "train" and (not rest or rest[0] in ("-h", "--help")):
+        print(TRAINING)
+        return
     module, first, _ = COMMANDS[name]
     if args is None and name == "train":
         end_without_traceback()
     try:
-        import_module(module).main([*first, *rest])
-    except (FloatingPointError, OSError, TypeError, ValueError) as error:
+        with importing():
+            called = import_module(module).main
+        called([*first, *rest])
+    except (FloatingPointError, ImportError, OSError, TypeError, ValueError) as error:
         sys.exit(f"error: {error}")
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import sys
 import time
@@ -30,6 +29,7 @@ from simzoo.models.durable import Durable, resolve
 from simzoo.models.formats import load, save
 from simzoo.models.training import Optimization
 from simzoo.retrieval import teaching
+from simzoo.retrieval.engine import Engine
 from simzoo.retrieval.first_stages.lexical import BM25
 from simzoo.retrieval.hub import commands
 from simzoo.retrieval.scorer import Scorer
@@ -37,9 +37,9 @@ from simzoo.retrieval.storage import graph
 from simzoo.retrieval.storage.representations import RepresentationStore
 from simzoo.retrieval.storage.score_matrix import build_matrix
 from simzoo.train import Release, main
-from tests.test_recipes import ROOT, arguments
+from tests.test_recipes import ROOT, interactions, overlay
 from tests.test_training import trainer as make_trainer
-from tests.toy import Toy, toy_collection
+from tests.toy import toy, toy_collection
 
 BLOCK = 8
 PAUSE = 0.01  # seconds of a block: makes room for a kill
@@ -56,7 +56,7 @@ def train(name: str) -> None:
     steps = ModelCheckpoint(kept, "resume", every_n_train_steps=2, enable_version_counter=False)
     with Durable() as durable:
         fit = make_trainer(folder, best, steps, Release(folder / "release"), durable)
-        fit.fit(model, datamodule=Toy(batch_size=4, negatives=3), ckpt_path=resolve(fit, "last"))
+        fit.fit(model, datamodule=toy(), ckpt_path=resolve(fit, "last"))
     # Weights of the last step are those of the trainer's last state: the release took the best ones into the model.
     validated = torch.load(kept / "best.ckpt", weights_only=True)["global_step"]
     last = torch.load(kept / "resume.ckpt", weights_only=True)
@@ -137,6 +137,42 @@ def pull(name: str) -> None:
     _done(Path(name), **{path.name: np.frombuffer(file_sha256(path).encode(), np.uint8) for path in files})
 
 
+def overlap(pairs: Sequence[tuple[str, str]]) -> list[float]:
+    """Shared words."""
+    return [float(len(set(query.split()) & set(text.split()))) for query, text in pairs]
+
+
+def add(name: str) -> None:
+    """Sixty items into an engine's folder, in two additions."""
+    items = toy_collection(num_items=60).items
+    for part in (items[:30], items[30:]):
+        engine = Engine(overlap, folder=Path(name) / "index")
+        if part[0].id not in engine:
+            engine.add(part)
+    _shown(Path(name), engine)
+
+
+def remove(name: str) -> None:
+    """The same, of which every third is removed again, in four removals, and the rest compacted."""
+    items = toy_collection(num_items=60).items
+    engine = Engine(overlap, folder=Path(name) / "index")
+    if items[1].id not in engine:
+        engine.add(items)
+    for start in range(0, 60, 15):
+        if there := [item.id for item in items[start : start + 15 : 3] if item.id in engine]:
+            engine.remove(there)
+    engine.compact()
+    _shown(Path(name), engine)
+
+
+def _shown(folder: Path, engine: Engine) -> None:
+    """Which items there are, and what is found."""
+    there = [item.id for item in toy_collection(num_items=60).items if item.id in engine]
+    found = [[(hit.id, hit.score) for hit in engine.search(word, k=20)] for word in ("boat", "river bank")]
+    folder.joinpath("done").mkdir(exist_ok=True)
+    (folder / "done" / "engine.json").write_text(json.dumps([len(engine), there, found]))
+
+
 def release(name: str) -> None:
     """A model, saved over an older release of other weights, many times."""
     folder = Path(name)
@@ -170,7 +206,7 @@ def signalled(name: str, when: str, number: str, how_often: str) -> None:
     with Durable(["python", "train.py", "fit", "--ckpt_path", "old", "--config=a b.yaml"]) as durable:
         keep = ModelCheckpoint(Path(name), "resume", every_n_train_steps=5, enable_version_counter=False)
         fit = make_trainer(Path(name), Send(), keep, durable)
-        fit.fit(CrossEncoder.tiny(), datamodule=Toy(batch_size=4, negatives=3))
+        fit.fit(CrossEncoder.tiny(), datamodule=toy())
     print("the end")
 
 
@@ -186,8 +222,10 @@ def _under_slurm(folder: Path) -> None:
 def fit(name: str, epochs: str, *options: str) -> None:
     """The command line of train.py on a small recipe, kept every step."""
     recipe = ROOT / "configs" / "ml-100k" / "sasrec.yaml"
-    text = re.sub("every_n_train_steps: .*", "every_n_train_steps: 1", recipe.read_text())
-    args = [*arguments(recipe, Path(name), text), f"--trainer.max_epochs={epochs}", *options]
+    data = Path(name) / "data.inter"
+    interactions(data, "recbole")
+    changed = [f"--data.source.path={data}", "--resume_every=1", f"--trainer.max_epochs={epochs}"]
+    args = [*overlay(recipe, Path(name)), *changed, *options]
     sys.orig_argv[:] = ["python", "train.py", *args]
     main(args)
 

@@ -18,6 +18,16 @@ ROOT = Path(__file__).parents[1]
 SEED = int(os.environ.get("SIMZOO_SEED") or random.randrange(1_000_000))
 """Of all that is random in the tests that kill."""
 
+KILLS = int(os.environ.get("SIMZOO_FAULTS") or 0)
+"""How many; 0: the short form, one of each kind in `SHORT`."""
+
+SHORT = ("train", "store", "add")
+
+
+def kinds(*work: str) -> list[str]:
+    """Which of these kinds of work are tried."""
+    return [name for name in work if KILLS or name in SHORT]
+
 
 class Forks:
     """A process that imports ``modules`` once, and forks for each call: a start takes milliseconds instead of seconds.

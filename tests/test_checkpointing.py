@@ -18,7 +18,7 @@ from simzoo.models.durable import Durable
 from simzoo.models.formats import load, save
 from simzoo.models.training import Optimization
 from tests.test_training import trainer
-from tests.toy import Toy
+from tests.toy import toy
 
 SMALL = {"state_dict": {"weight": torch.arange(50_000.0)}, "loops": {}}
 
@@ -159,7 +159,7 @@ def test_a_validation_that_was_due_is_made(settings: dict[str, Any], tmp_path: P
         watch, model = Watch(), CrossEncoder.tiny()
         model.optimization = Optimization(lr=1e-3)
         fit = trainer(folder, watch, *keepers(folder), Durable(), **settings)
-        fit.fit(model, datamodule=Toy(batch_size=4, negatives=3), ckpt_path=start)
+        fit.fit(model, datamodule=toy(), ckpt_path=start)
         assert fit.global_step == 24
         return watch.seen, {path.name: read(path)["state_dict"] for path in folder.glob("*best.ckpt")}
 
@@ -207,7 +207,7 @@ def test_a_release_may_be_a_disk_of_its_own(tmp_path: Path, monkeypatch: pytest.
 def test_a_checkpoint_of_another_recipe_is_refused_in_one_line(change: str, message: str, tmp_path: Path) -> None:
     """Loading what fits and leaving the rest random is how a wrong start goes unseen; torch's dump had 40 lines."""
     keep = ModelCheckpoint(tmp_path, "kept", every_n_train_steps=2, save_top_k=1, enable_version_counter=False)
-    trainer(tmp_path, keep, epochs=1, limit_train_batches=2).fit(CrossEncoder.tiny(), datamodule=Toy(negatives=3))
+    trainer(tmp_path, keep, epochs=1, limit_train_batches=2).fit(CrossEncoder.tiny(), datamodule=toy(batch_size=8))
     held = read(tmp_path / "kept.ckpt")
     name = next(key for key in held["state_dict"] if key.endswith("weight"))
     if change == "shape":
@@ -223,6 +223,6 @@ def test_a_checkpoint_of_another_recipe_is_refused_in_one_line(change: str, mess
     CheckpointFiles().save_checkpoint(held, tmp_path / "other.ckpt")
     with pytest.raises(ValueError, match=message) as refused:
         trainer(tmp_path, Durable()).fit(
-            CrossEncoder.tiny(), datamodule=Toy(negatives=3), ckpt_path=tmp_path / "other.ckpt"
+            CrossEncoder.tiny(), datamodule=toy(batch_size=8), ckpt_path=tmp_path / "other.ckpt"
         )
     assert "\n" not in str(refused.value)

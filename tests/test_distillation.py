@@ -17,7 +17,11 @@ import torch
 from lightning import Trainer
 
 from simzoo.core.records import DataError
-from simzoo.datamodules.distillation import Distillation, Lessons, read_lessons
+from simzoo.datamodules.lists import FromFiles, OtherPositives
+from simzoo.datamodules.lists.files import Lessons
+from simzoo.datamodules.loading import Loading
+from simzoo.datamodules.readers.lessons import read_lessons
+from simzoo.datamodules.training_data import TrainingData
 from simzoo.losses import MarginMSE, OtherPositivesCrossEntropy, SumOfLosses
 from simzoo.models.cross_encoder import CrossEncoder
 from simzoo.models.dual_encoder import DualEncoder
@@ -28,7 +32,7 @@ from simzoo.retrieval.first_stages.lexical import BM25
 from simzoo.retrieval.judge import SimilarityJudge
 from simzoo.retrieval.teaching import write_lessons
 from tests.test_training import trainer
-from tests.toy import Toy, toy_collection
+from tests.toy import ToySource, toy_collection
 
 
 def fit_without_validation(folder: Path, **settings: Any) -> Trainer:
@@ -59,9 +63,25 @@ def lines(path: Path, *records: dict[str, Any]) -> Path:
     return path
 
 
-def lessons(files: list[Path], place: tuple[int, int] = (0, 0), rank: int = 0, world: int = 1, **settings: Any) -> Any:
-    settings = {"batch_size": 3, "buffer": 4} | settings
-    return Lessons(Distillation(files, **settings), DualEncoder.tiny(), lambda: place, rank, world)
+def lessons(
+    files: list[Path],
+    place: tuple[int, int] = (0, 0),
+    rank: int = 0,
+    world: int = 1,
+    batch_size: int = 3,
+    others: bool = True,
+    **settings: Any,
+) -> Any:
+    lists = FromFiles(files, **{"buffer": 4, **settings})
+    joining = OtherPositives(lists) if others else lists
+    found = Lessons(lists, joining, Loading(batch_size, 0, rank, world), DualEncoder.tiny(), {"teacher"})
+    found.epoch, found.start = place
+    return found
+
+
+def streamed(*files: Path, **settings: Any) -> TrainingData:
+    """The files' records, without validation."""
+    return TrainingData(None, FromFiles(list(files)), **settings)
 
 
 def test_layouts_read_alike(tmp_path: Path) -> None:
@@ -129,7 +149,7 @@ def test_epochs_are_shuffled_whole_and_resumable(tmp_path: Path) -> None:
 
 def test_lists_are_the_records(tmp_path: Path) -> None:
     """A score beside the wrong item teaches the opposite."""
-    [*batches] = lessons([lines(tmp_path / "a.jsonl", *RECORDS)], positive_type="given", other_positives=True)
+    [*batches] = lessons([lines(tmp_path / "a.jsonl", *RECORDS)], positive_type="given")
     by_query = {entry["query"]["id"]: entry for entry in RECORDS}
     for batch in batches:
         size = len(batch.query_ids)
@@ -142,7 +162,7 @@ def test_lists_are_the_records(tmp_path: Path) -> None:
             others = batch.candidates[row, 3:]
             assert (others >= 0).sum() == size - 1 and batch.candidates[row, 0] not in others
             assert batch.targets.mask[row].equal(batch.candidates[row] >= 0)
-    [drawn] = lessons([lines(tmp_path / "a.jsonl", RECORDS[0])], max_negatives=1, other_positives=False)
+    [drawn] = lessons([lines(tmp_path / "a.jsonl", RECORDS[0])], max_negatives=1, others=False)
     assert drawn.candidates.shape == (1, 2) and drawn.targets.others is None
 
 
@@ -172,14 +192,15 @@ def test_teaching_writes_what_the_teacher_says(tmp_path: Path, monkeypatch: pyte
 
 
 def test_training_on_files(tmp_path: Path) -> None:
-    """The whole way: files in, validation from another data module, a loss that falls."""
+    """The whole way: files in, validation from a source, a loss that falls."""
     save(CrossEncoder.tiny(), tmp_path / "teacher")
     teacher = load(tmp_path / "teacher")
     files = write_lessons(teacher, toy_collection("a"), BM25(), tmp_path / "out", 5, 3, 0)
     model = DualEncoder.tiny()
     model.loss, model.optimization = SumOfLosses([MarginMSE(), OtherPositivesCrossEntropy(0.1)]), Optimization(lr=1e-2)
     fit = trainer(tmp_path, epochs=2, max_steps=8)
-    fit.fit(model, datamodule=Distillation(files, Toy(batch_size=4), positive_type="positive", batch_size=4))
+    lists = OtherPositives(FromFiles(files, positive_type="positive"))
+    fit.fit(model, datamodule=TrainingData(ToySource(), lists, batch_size=4))
     assert fit.global_step == 8 and 0 < float(fit.callback_metrics["val/mrr"]) <= 1
 
 
@@ -192,7 +213,7 @@ def test_a_large_file_is_streamed(tmp_path: Path) -> None:
             entry = record(f"q{n}", (f"p{n}", 5.0, "given"), (f"n{n}", 1.0, "bm25"))
             entry["items"][0]["content"] = long
             file.write(json.dumps(entry) + "\n")
-    batches = lessons([path], buffer=16, batch_size=8)._batches(np.random.default_rng(0))
+    batches = lessons([path], buffer=16, batch_size=8).batches(np.random.default_rng(0))
     tracemalloc.start()
     count = sum(len(batch) for batch in batches)
     peak = tracemalloc.get_traced_memory()[1]
@@ -213,7 +234,7 @@ def test_a_schedule_over_unknown_steps_is_refused(settings: Any, optimization: O
     """A stream has no length: Lightning's -1 steps made a rate of 0, and a whole training moved no weight."""
     model = DualEncoder.tiny()
     model.loss, model.optimization = MarginMSE(), optimization
-    data = Distillation([lines(tmp_path / "a.jsonl", *RECORDS)], batch_size=5)
+    data = streamed(lines(tmp_path / "a.jsonl", *RECORDS), batch_size=5)
     with pytest.raises(ValueError, match=r"needs the number of steps, .* Set trainer\.max_steps"):
         fit_without_validation(tmp_path, **settings).fit(model, datamodule=data)
 
@@ -232,7 +253,7 @@ def test_streams_train_where_the_rate_is_known(settings: Any, optimization: Opti
     model.loss, model.optimization = MarginMSE(), optimization
     before = {name: value.clone() for name, value in model.trained_state().items()}
     fit = fit_without_validation(tmp_path, **settings)
-    fit.fit(model, datamodule=Distillation([lines(tmp_path / "a.jsonl", *RECORDS)], batch_size=5))
+    fit.fit(model, datamodule=streamed(lines(tmp_path / "a.jsonl", *RECORDS), batch_size=5))
     assert fit.global_step == 2
     rates = {"constant_with_warmup": 1e-2, "linear": 0.0}  # after the last step
     assert fit.optimizers[0].param_groups[0]["lr"] == pytest.approx(rates[optimization.schedule])

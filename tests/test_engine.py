@@ -29,7 +29,7 @@ from simzoo.retrieval.searchers.cur import CUR
 from simzoo.retrieval.searchers.exact import Exact, Rerank, Retrieve
 from simzoo.retrieval.searchers.graph_search import GraphSearch, RandomItems
 from simzoo.retrieval.stored_settings import PLACES, read, written
-from tests.faults import killed_at
+from tests.killed import killed_at
 from tests.test_remote import Server, server  # noqa: F401
 from tests.toy import toy_collection
 
@@ -268,7 +268,7 @@ def test_vectors_at_hand_are_taken() -> None:
         (lambda e: e.update([("new", "x")]), "no item 'new' to update"),
         (lambda e: e.remove(["new"]), "no item 'new'"),
         (lambda e: e.remove("i1"), r"write \['i1'\]"),
-        (lambda e: e.add([("a", "\ud800")]), "half a character"),
+        (lambda e: e.add([("a", "\ud800")]), "half of a character"),
         (lambda e: e.add([("a", "x")], vectors=np.zeros((1, 9))), "columns .*vectors.* differ"),
         (lambda e: e.add([("a", "x")], vectors=np.zeros((2, 8))), "2 vectors were given for 1 records"),
         (lambda e: e.add([("a", "x")], vectors=np.full((1, 8), np.nan)), "not finite"),

@@ -56,7 +56,7 @@ def test_imports_run_one_way(scratch: Path) -> None:
         ("datamodules", "from simzoo.models.similarity import LearnedSimilarity"),
         ("datamodules", "from simzoo.retrieval import searcher"),
         ("models", "import simzoo.retrieval"),
-        ("models", "from simzoo.datamodules.lists import RetrievalData"),
+        ("models", "from simzoo.datamodules.sources import Source"),
         ("models", "from simzoo.train import main"),
         ("models", "from simzoo.models.formats import load"),
         ("models/parts", "from simzoo.models.similarity import LearnedSimilarity"),

@@ -45,7 +45,8 @@ def test_training_and_teaching_take_every_form_of_a_name(
 ) -> None:
     """A recipe whose start weights, teacher, first stage or backbone are others than it names trains another model."""
     (tmp_path / "data").mkdir()
-    data = ["--data=simzoo.datamodules.sources.BEIR", f"--data.root={collection(tmp_path / 'data')}"]
+    source = "simzoo.datamodules.sources.BEIR"
+    data = [f"--data={source}", f"--data.root={collection(tmp_path / 'data')}"]
     save(DualEncoder.tiny(), tmp_path / "first")
     places = {"first": tmp_path / "first", "start": checkpoint, "backbone": tiny_backbone()}
     for name, folder in places.items():
@@ -53,13 +54,14 @@ def test_training_and_teaching_take_every_form_of_a_name(
     for number, form in enumerate(FORMS):
         named = {name: form.format(name if form.startswith("me/") else place) for name, place in places.items()}
         out = tmp_path / f"out-{number}"
-        mined, model = "--trainer.callbacks", "--model"
+        mined, model, lists = "--data.miner", "--model", "simzoo.datamodules.lists"
         words = [
             "fit",
-            *data,
-            "--data.taught=true",
+            f"--data.source={source}",
+            f"--data.source.root={tmp_path / 'data'}",
+            f"--data.lists={lists}.HardNegatives",
+            "--data.lists.hard=4",
             "--data.batch_size=8",
-            "--data.negatives=4",
             "--trainer.limit_val_batches=0",
         ]
         words += ["--trainer.accelerator=cpu", "--trainer.max_steps=1", "--trainer.logger=false", f"--release={out}"]
@@ -67,7 +69,8 @@ def test_training_and_teaching_take_every_form_of_a_name(
         words += [f"{model}=simzoo.models.cross_encoder.CrossEncoder", f"{model}.optimization.lr=1e-30"]
         words += [f"{model}.backbone.name={named['backbone']}", f"{model}.backbone.start={named['start']}"]
         words += [f"{model}.tokens.query_length=24", f"{model}.tokens.item_length=24"]
-        words += [f"{mined}+=simzoo.retrieval.mining.MineCandidates", f"{mined}.teacher={named['start']}"]
+        words += [f"{mined}=simzoo.retrieval.mining.MineCandidates"]
+        words += [f"{mined}.teacher=simzoo.retrieval.mining.OfMined", f"{mined}.teacher.checkpoint={named['start']}"]
         words += [f"{mined}.first_stage=simzoo.retrieval.first_stages.dense.Dense", f"{mined}.depth=8"]
         words += [f"{mined}.first_stage.checkpoint={named['first']}", f"{mined}.folder={out / 'mined'}"]
         client.run(f"from simzoo import train; train.main({words!r})")

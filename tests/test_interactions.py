@@ -13,7 +13,7 @@ import torch
 
 from simzoo.core.records import DataError, History
 from simzoo.core.reps import Ragged, Reps
-from simzoo.datamodules.next_items import NO_NEXT, NextItems, leave_one_out, outside
+from simzoo.datamodules.next_items import NO_NEXT, NextItemLists, NextItems, leave_one_out, outside
 from simzoo.datamodules.readers.interactions import (
     FEW_ITEMS,
     FEW_USERS,
@@ -207,8 +207,8 @@ class Rows:
 
 
 def lists(path: Path, split: Any, **settings: Any) -> Any:
-    data = NextItems(path, "sasrec", min_actions=3, **settings)
-    return data.build(split, data.collections(split)[0], Rows())
+    [collection], made = NextItems(path, "sasrec", min_actions=3).collections(split), NextItemLists(**settings)
+    return made.part(collection, Rows()) if split == "train" else made.validation(collection, Rows())
 
 
 SEQUENCES = {"p": "abcdefgh", "q": "bacda", "r": "hgfe"}

@@ -12,10 +12,12 @@ import torch
 from lightning import Trainer
 
 from simzoo.core.candidates import Candidates
+from simzoo.datamodules.lists import HardNegatives, OtherPositives
+from simzoo.datamodules.training_data import TrainingData
 from simzoo.losses import MarginMSE, OtherPositivesCrossEntropy, SumOfLosses, Targets
 from simzoo.losses.ranking import margin_mse, other_positives_cross_entropy
 from simzoo.models.dual_encoder import DualEncoder
-from tests.toy import Toy
+from tests.toy import toy
 
 SCORES = torch.tensor([[2.0, 1.0, 0.0, 4.0], [0.5, 0.5, 3.0, 1.0]])
 LABELS = torch.tensor([[1.0, 0, 0, 1.0], [0, 1.0, 0, 0]])
@@ -75,21 +77,18 @@ def test_a_sum_of_losses_is_their_sum() -> None:
 
 def test_what_the_data_module_must_give_is_asked_for() -> None:
     """Training on nothing must not look like a loss of zero."""
-    with pytest.raises(ValueError, match=r"data\.taught"):
+    with pytest.raises(ValueError, match=r"MarginMSE needs a teacher's scores"):
         MarginMSE()(SCORES, Targets(LABELS, ALL))
-    with pytest.raises(ValueError, match=r"data\.other_positives"):
+    with pytest.raises(ValueError, match="needs the positives of the batch's other queries"):
         OtherPositivesCrossEntropy()(SCORES, Targets(LABELS, ALL, TEACHER))
     with pytest.raises(ValueError, match="positive"):
         OtherPositivesCrossEntropy(temperature=0.0)
-    for excluded in ({"taught": True, "in_batch": True}, {"other_positives": True, "distill": 3}):
-        settings: dict[str, Any] = excluded
-        with pytest.raises(ValueError, match="exclude"):
-            Toy(**settings)
 
 
-def lists(data: Toy, folder: Path, teacher: bool) -> None:
+def lists(data: TrainingData, folder: Path, teacher: bool) -> None:
     """Connects the data module to a model and mines: query q finds the items q, q + 1, ... q + 9 (modulo 40)."""
     model = DualEncoder.tiny()
+    model.loss = SumOfLosses([MarginMSE(), OtherPositivesCrossEntropy()])
     fit = Trainer(accelerator="cpu", logger=False, default_root_dir=folder, enable_progress_bar=False, max_epochs=1)
     fit.strategy.connect(model)
     fit.strategy._lightning_module = model
@@ -103,15 +102,15 @@ def lists(data: Toy, folder: Path, teacher: bool) -> None:
 
 def test_lists_hold_the_teachers_scores_and_the_other_golds(tmp_path: Path) -> None:
     """A teacher's score at the wrong item, or a gold taken for a negative, teaches the opposite."""
-    data = Toy(batch_size=6, negatives=5, hard=0.6, taught=True, other_positives=True)
+    data = toy(OtherPositives(HardNegatives(hard=3, random=2)), batch_size=6)
     lists(data, tmp_path, teacher=True)
     collection = data.collections("train")[0]
-    part: Any = data._lists["train", 0]
+    part: Any = data.part("train", 0)
     members = list(range(12))
     batch = part.batch(members, 0)
     targets, own = batch.targets, 6
     assert targets.teacher is not None and targets.others is not None
-    assert targets.others[:, :own].sum() == 0 and targets.others[:, own:].all()
+    assert targets.others[:, own:].all()
     # Which item stands where, found by its tokens: a row of batch.items says nothing about the collection's rows.
     tokens = [batch.items["ids"].take(torch.tensor([i])).values.tolist() for i in range(len(batch.items["ids"]))]
     every = [part.items["ids"].take(torch.tensor([i])).values.tolist() for i in range(40)]
@@ -121,7 +120,9 @@ def test_lists_hold_the_teachers_scores_and_the_other_golds(tmp_path: Path) -> N
         found = [every.index(tokens[c]) if c >= 0 else None for c in batch.candidates[row].tolist()]
         assert found[0] in gold and not set(found[1:]) & set(gold)
         assert targets.labels[row].tolist() == [1.0] + [0.0] * (len(found) - 1)
-        assert {item for item in found[own:] if item is not None} == golds - set(gold)
+        added = {item for item in found[own:] if item is not None}
+        marked = {item for item, other in zip(found[:own], targets.others[row], strict=False) if other}
+        assert added | marked == golds - set(gold) and not added & set(found[:own])
         assert targets.mask[row].tolist() == [item is not None for item in found]
         for column, item in enumerate(found):
             mined = item is not None and (item - row) % 40 < 10
@@ -131,8 +132,8 @@ def test_lists_hold_the_teachers_scores_and_the_other_golds(tmp_path: Path) -> N
 
 def test_teacher_scores_that_were_not_mined_are_asked_for(tmp_path: Path) -> None:
     """Without a teacher in the recipe MarginMSE would train on nothing."""
-    data = Toy(batch_size=6, negatives=5, taught=True)
+    data = toy(HardNegatives(hard=5), batch_size=6)
     lists(data, tmp_path, teacher=False)
-    part: Any = data._lists["train", 0]
-    with pytest.raises(ValueError, match=r"give MineCandidates a teacher"):
+    part: Any = data.part("train", 0)
+    with pytest.raises(ValueError, match=r"give data\.miner a teacher"):
         part.batch([0, 1], 0)

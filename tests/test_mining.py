@@ -15,13 +15,14 @@ from lightning import Callback, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from numpy.typing import NDArray
 
+from simzoo.datamodules.training_data import TrainingData
 from simzoo.models.dual_encoder import DualEncoder
 from simzoo.models.similarity import LearnedSimilarity
 from simzoo.models.training import Optimization
 from simzoo.retrieval.first_stages.dense import Dense
 from simzoo.retrieval.first_stages.lexical import BM25
 from simzoo.retrieval.mining import MineCandidates, mine
-from tests.toy import Toy, toy_collection
+from tests.toy import toy, toy_collection
 
 ROOT = Path(__file__).parents[1]
 
@@ -48,17 +49,13 @@ def student(pooling: Literal["mean", "cls"] = "mean") -> DualEncoder:
     return model
 
 
-def toy() -> Toy:
-    return Toy(batch_size=4, negatives=3)
-
-
 def weights(model: LearnedSimilarity) -> torch.Tensor:
     return torch.cat([value.flatten() for value in model.trained_state().values()])
 
 
-def seen(data: Toy) -> NDArray[np.int64]:
+def seen(data: TrainingData) -> NDArray[np.int64]:
     """What the data module was handed for the first training collection."""
-    candidates = data._built("train", 0).candidates
+    candidates = data.part("train", 0).candidates
     assert candidates is not None
     return candidates.items
 
@@ -136,7 +133,8 @@ def test_ranks_read_what_the_first_one_mined(tmp_path: Path) -> None:
 import torch
 from pathlib import Path
 import simzoo.retrieval.mining
-from tests.test_mining import seen, student, toy, trainer
+from tests.test_mining import seen, student, trainer
+from tests.toy import toy
 if __name__ == "__main__":
     content = simzoo.retrieval.mining._content
     simzoo.retrieval.mining._content = lambda model: content(model) + str(torch.distributed.get_rank())

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from simzoo.core.command_line import prepared
 from simzoo.evaluate import parser
 from simzoo.models.cmc import CMC
 from simzoo.models.cross_encoder import CrossEncoder
@@ -109,8 +110,9 @@ def test_whole_lists_for_a_similarity_that_compares() -> None:
 def test_the_composed_search_is_one_the_command_takes() -> None:
     """The YAML that the docs name must build these stages with this version's names."""
     path = Path(__file__).parents[1] / "configs" / "search" / "wordnet_pipeline.yaml"
-    top = parser()
-    chosen = top.instantiate(top.parse_args(["run", "--config", str(path)])).run
+    words = prepared(["run", "--config", str(path)])
+    top = parser(words)
+    chosen = top.instantiate(top.parse_args(words)).run
     assert isinstance(chosen.search, Pipeline) and isinstance(chosen.search.first_stage, Dense)
     assert (chosen.search.depth, chosen.search.budget) == (512, 16)
     assert chosen.search.stages == [Stage("checkpoints/wordnet-cmc", 16)]

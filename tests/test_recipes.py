@@ -1,110 +1,86 @@
-"""Every recipe is parsed by the real parser and takes a step; misspelt keys are refused."""
+"""Every recipe is parsed and composed as it stands, one of each composition is fitted; misspelt keys are refused."""
 
 from __future__ import annotations
 
 import json
-import re
+import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 import yaml
+from transformers import AutoTokenizer, BertConfig, BertModel
 
 from simzoo import train
 from simzoo.datamodules.readers.wordnet import find_wordnet
 from simzoo.datamodules.readers.zeshel import ZESHEL_SPLITS
-from simzoo.models.formats import load
-from simzoo.models.parts.backbone import MINILM, MINILM_SHA256
+from simzoo.models.cross_encoder import CrossEncoder
+from simzoo.models.formats import load, save
+from simzoo.models.parts.backbone import MINILM
 from simzoo.models.parts.tiny import tiny_backbone
 from tests.layouts import write_blink, write_dstc7, write_msmarco, write_zeshel
 
 ROOT = Path(__file__).parents[1]
 RECIPES = sorted(path for path in ROOT.glob("configs/**/*.yaml") if path.parent.name != "search")
-
-SMALL = """
-data.batch_size=4 data.max_val_queries=8 trainer.max_epochs=1 trainer.check_val_every_n_epoch=1
-trainer.limit_train_batches=2 trainer.limit_val_batches=2 trainer.logger=false trainer.enable_progress_bar=false
-trainer.enable_model_summary=false
-"""
-WORLDS = " data.train_worlds=[verb.weather] data.dev_worlds=[verb.competition] data.max_train_queries=16"
+NAMES = [str(path.relative_to(ROOT / "configs")) for path in RECIPES]
 
 
-def on_a_small_backbone(recipe: Path) -> str:
-    """The recipe with the tiny backbone, or all-MiniLM where two layers or the tiny vocabulary are not enough."""
-    text, pin = recipe.read_text(), f"sha256: {MINILM_SHA256}"
-    assert text.count(f"name: {MINILM}") == text.count(pin)
-    if recipe.stem in ("deformer", "mol", "mol_distilled"):
-        return text.replace("google-bert/bert-base-uncased", MINILM)
-    text = re.sub("(query|item)_length: .*", r"\1_length: 24", text)
-    text = text.replace(pin, "").replace("[384, 384, 384, 384]", "[16, 16]")
-    return re.sub(f"name: ({MINILM}|google-bert/bert-base-uncased)", f"name: {tiny_backbone()}", text)
+def parsed(recipe: Path) -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load(recipe.read_text())
+    return found
 
 
-def arguments(recipe: Path, folder: Path, text: str) -> list[str]:
-    """The recipe on a few queries, mining (where it mines) by BM25, with its own teacher, writing into ``folder``."""
-    if "simzoo.datamodules.next_items.NextItems" in text:
-        settings = f"{SMALL} data.path={interactions(folder)} data.layout=recbole data.val_negatives=3"
-    elif "simzoo.datamodules.sources.BEIR" in text:
-        text = text.replace("bf16-mixed", "32")
-        settings = f"{SMALL} data.root={collection(folder)}"
-    elif "simzoo.datamodules.distillation.Distillation" in text:
-        layers = text.count("768")
-        settings = SMALL.replace("data.max_val_queries=8", "trainer.precision=32")
-        settings += f" data.records=[{lessons(folder)}]"
-        settings += f" model.init_args.q_net.widths=[{','.join(['16'] * layers)}]"
-    elif "simzoo.datamodules.sources.WordNet" in text:
-        find_wordnet()
-        assert "simzoo.retrieval.mining.MineCandidates" in text
-        settings = SMALL + WORLDS
-    else:
-        [write] = [writer for name, writer in WRITERS.items() if f"simzoo.datamodules.sources.{name}" in text]
-        write(folder / "data" / recipe.parent.name)
-        text = text.replace(": data/", f": {folder}/data/")
-        settings = SMALL
-    scratch = folder / recipe.name
-    checkpointed = text.replace(
-        "simzoo.retrieval.first_stages.dense.Dense", "simzoo.retrieval.first_stages.lexical.BM25"
-    )
-    checkpointed = checkpointed.replace("teacher: checkpoints/", f"teacher: {ROOT}/checkpoints/")
-    lines = [line for line in checkpointed.splitlines() if ": checkpoints/" not in line]
-    kept = []
-    for line, following in zip(lines, [*lines[1:], ""], strict=True):
-        if line.strip() == "init_args:" and len(following) - len(following.lstrip()) <= len(line) - len(line.lstrip()):
-            continue  # it held the checkpoint only
-        kept.append(line.replace("out/", f"{folder}/out/"))
-    scratch.write_text("\n".join(kept) + "\n")
-    return ["fit", "--config", str(scratch), *(f"--{setting}" for setting in settings.split())]
+def short(node: Any) -> str:
+    """The last part of an object's class path."""
+    return str(node["class_path"].split(".")[-1]) if node else "none"
 
 
-def worlds(root: Path) -> None:
-    """ZESHEL's train and dev worlds."""
-    for split in ("train", "val"):
-        for world in ZESHEL_SPLITS[split]:
-            write_zeshel(root, world, split, queries=4)
+def composition(recipe: Path) -> tuple[str, ...]:
+    """What tells a recipe's parts from another's: the classes of model, source, lists, miner, teacher and losses."""
+    found = parsed(recipe)
+    data, model = found["data"], found["model"]
+    lists, loss = data["lists"], model["init_args"]["loss"]
+    inner = lists.get("init_args", {}).get("lists")
+    miner = data.get("miner", {}).get("init_args", {})
+    losses = loss.get("init_args", {}).get("losses", [loss])
+    parts = [model, data["source"], lists, inner, miner.get("first_stage"), miner.get("teacher"), *losses]
+    return tuple(short(part) for part in parts)
 
 
-WRITERS = {"ZeShEL": worlds, "BLINK": write_blink, "MSMARCO": write_msmarco, "DSTC7": write_dstc7}
+FITTED = list({composition(path): path for path in reversed(RECIPES)}.values())[::-1]
 
 
-def lessons(folder: Path) -> Path:
+def lessons(path: Path) -> None:
     """Eight queries with ten items each, in the released layout."""
-    path = folder / "lessons.jsonl"
     items = [{"id": f"i{n}", "content": f"text {n}", "score": n / 2, "type": "given"} for n in range(10)]
     records = [{"query": {"id": f"q{n}", "content": f"query {n}"}, "items": items} for n in range(8)]
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    return path
 
 
-def interactions(folder: Path) -> Path:
-    """Twelve users and items with six actions each, in RecBole's layout."""
-    path = folder / "small.inter"
-    rows = [f"u{user}\ti{(user + step) % 12}\t{1000 * step}\n" for user in range(12) for step in range(6)]
-    path.write_text("user_id:token\titem_id:token\ttimestamp:float\n" + "".join(rows))
-    return path
+HEADS = {"recbole": "user_id:token\titem_id:token\ttimestamp:float\n", "movielens": "", "amazon": "", "sasrec": ""}
+ROWS: dict[str, Callable[[int, int, int], str]] = {
+    "recbole": lambda user, item, time: f"u{user}\ti{item}\t{time}\n",
+    "movielens": lambda user, item, time: f"{user}::{item}::5::{time}\n",
+    "amazon": lambda user, item, time: f"u{user},i{item},5.0,{time}\n",
+    "sasrec": lambda user, item, time: f"{user} {item}\n",
+}
+
+
+def interactions(path: Path, layout: str) -> None:
+    """Twelve users and items with eight actions each."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = [ROWS[layout](user, (user + step) % 12, 1000 * step + 1) for user in range(1, 13) for step in range(8)]
+    if path.suffix == ".csv" and layout == "movielens":
+        lines = ["userId,movieId,rating,timestamp\n", *(line.replace("::", ",") for line in lines)]
+    path.write_text(HEADS[layout] + "".join(lines))
 
 
 def collection(folder: Path) -> Path:
     """Sixteen documents, each with a question, in BEIR's layout."""
-    (folder / "qrels").mkdir()
+    (folder / "qrels").mkdir(parents=True)
     ids = [f"d{row}" for row in range(16)]
     for name, text in (("corpus", "a text about"), ("queries", "what is")):
         lines = [json.dumps({"_id": one, "title": "", "text": f"{text} {one}"}) for one in ids]
@@ -115,23 +91,142 @@ def collection(folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: f"{path.parent.name}-{path.stem}")
-def test_recipe_takes_a_step_and_releases(recipe: Path, tmp_path: Path) -> None:
-    """A recipe that no longer fits the code is found by the first user otherwise."""
-    cli = train.main(arguments(recipe, tmp_path, on_a_small_backbone(recipe)))
+def pairs(path: Path) -> None:
+    """Eighty pairs."""
+    rows = [{"query": f"what is {n}", "positive": f"a text about {n}"} for n in range(80)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def backbone(folder: Path) -> None:
+    """A BERT of the width of bert-base with one layer and random weights, with its vocabulary."""
+    AutoTokenizer.from_pretrained(train_tokenizer()).save_pretrained(folder)
+    torch.manual_seed(0)
+    BertModel(BertConfig(num_hidden_layers=1, intermediate_size=64)).save_pretrained(folder)
+
+
+def train_tokenizer() -> Path:
+    """Folder of the backbone that is at hand, which has bert-base's vocabulary."""
+    from simzoo.models.parts.backbone import packaged
+
+    found = packaged(MINILM)
+    assert found is not None
+    return found
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that holds what recipes name: checkpoints, data in every layout, a stand-in for bert-base."""
+    folder = tmp_path_factory.mktemp("place")
+    find_wordnet()
+    (folder / "checkpoints").symlink_to(ROOT / "checkpoints")
+    backbone(folder / "google-bert" / "bert-base-uncased")
+    save(CrossEncoder.tiny(), folder / "teacher")
+    data = folder / "data"
+    write_blink(data / "blink")
+    write_dstc7(data / "dstc7")
+    write_msmarco(data / "msmarco")
+    lessons(data / "msmarco" / "train.jsonl")
+    collection(data / "nq320k")
+    pairs(data / "pairs.jsonl")
+    for split in ("train", "val"):
+        for world in ZESHEL_SPLITS[split]:
+            write_zeshel(data / "zeshel", world, split, queries=4)
+    for recipe in RECIPES:
+        source = parsed(recipe)["data"]["source"]
+        if short(source) == "NextItems":
+            interactions(folder / source["init_args"]["path"], source["init_args"]["layout"])
+    return folder
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=NAMES)
+def test_every_recipe_is_composed_as_it_stands(recipe: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A class that was renamed, an option that is gone, lists that do not fit the loss: seen when the GPU is rented."""
+    monkeypatch.chdir(place)
+    cli = train.main([f"--config={recipe}"], run=False)
+    found = parsed(recipe)
+    assert type(cli.model).__name__ == short(found["model"])
+    assert type(cli.datamodule.lists).__name__ == short(found["data"]["lists"])
+    cli.datamodule.trainer = cli.trainer
+    cli.trainer.strategy._lightning_module = cli.model
+    cli.datamodule.setup("fit")
+    kept = list(cli.trainer.checkpoint_callbacks)
+    assert [keeper.filename for keeper in kept] == [
+        name for name, key in (("best", "monitor"), ("resume", "resume_every")) if key in found
+    ]
+    assert {str(Path(keeper.dirpath).relative_to(place)) for keeper in kept} == {f"{found['output']}/checkpoints"}
+
+
+SMALL: dict[str, Any] = {
+    "trainer": {
+        "max_epochs": 1,
+        "max_steps": -1,
+        "check_val_every_n_epoch": 1,
+        "val_check_interval": 1.0,
+        "limit_train_batches": 2,
+        "limit_val_batches": 2,
+        "precision": "32",
+        "logger": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    },
+    "data": {"batch_size": 4, "max_val_queries": 4, "val_depth": 8},
+}
+REAL = ("Deformer", "DeFormer", "MoL")
+"""Models for which two layers, or the tiny vocabulary, are not enough."""
+
+
+def overlay(recipe: Path, folder: Path) -> list[str]:
+    """The recipe and a file over it: a small backbone and teacher, few queries, mining (where it mines) by BM25."""
+    found = parsed(recipe)
+    model, data, own = found["model"], found["data"], json.loads(json.dumps(SMALL))
+    changes: dict[str, Any] = {}
+    if "backbone" in model["init_args"]:
+        changes["backbone"] = {**model["init_args"]["backbone"], "name": MINILM, "start": None}
+        if short(model) not in REAL:
+            changes["backbone"] |= {"name": str(tiny_backbone()), "sha256": None}
+            if "tokens" in model["init_args"]:
+                changes["tokens"] = {**model["init_args"]["tokens"], "query_length": 24, "item_length": 24}
+    if "q_net" in model["init_args"]:
+        changes["q_net"] = {**model["init_args"]["q_net"], "widths": [16, 16]}
+    own["model"] = {"class_path": model["class_path"], "init_args": changes}
+    if short(data["source"]) == "WordNet":
+        worlds = {"train_worlds": ["verb.weather"], "dev_worlds": ["verb.competition"]}
+        own["data"]["source"] = {"class_path": data["source"]["class_path"], "init_args": worlds}
+        own["data"]["max_train_queries"] = 16
+    if short(data["lists"]) == "NextItemLists":
+        own["data"]["lists"] = {**data["lists"], "init_args": {**data["lists"]["init_args"], "val_negatives": 3}}
+    if "miner" in data:
+        mining: dict[str, Any] = {"folder": None}
+        if short(data["miner"].get("init_args", {}).get("first_stage")) == "Dense":
+            mining["first_stage"] = {"class_path": "simzoo.retrieval.first_stages.lexical.BM25"}
+        if "teacher" in data["miner"].get("init_args", {}):
+            teacher = data["miner"]["init_args"]["teacher"]
+            mining["teacher"] = {**teacher, "init_args": {"checkpoint": "teacher"}}
+        own["data"]["miner"] = {"class_path": data["miner"]["class_path"], "init_args": mining}
+    own["output"], own["release"] = str(folder / "out"), None
+    (folder / "overlay.yaml").write_text(yaml.safe_dump(own))
+    return ["fit", "--config", str(recipe), "--config", str(folder / "overlay.yaml")]
+
+
+@pytest.mark.parametrize("recipe", FITTED, ids=[str(path.relative_to(ROOT / "configs")) for path in FITTED])
+def test_each_composition_is_fitted(recipe: Path, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recipe that parses and then fails after an hour of mining, in its first step or its first validation."""
+    monkeypatch.chdir(place)
+    cli = train.main(overlay(recipe, tmp_path))
     assert cli.trainer.global_step == 2
-    betas = yaml.safe_load(recipe.read_text())["model"]["init_args"]["optimization"].get("betas", [0.9, 0.999])
+    settings = parsed(recipe)["model"]["init_args"]["optimization"]
+    betas = settings.get("betas", [0.9, 0.999])
     assert [list(group["betas"]) for group in cli.trainer.optimizers[0].param_groups] == [betas, betas]
-    [config] = (path for path in tmp_path.glob("out/**/config.json") if path.parent.name != "backbone")
-    assert isinstance(load(config.parent), type(cli.model))
+    assert isinstance(load(tmp_path / "out" / "release"), type(cli.model))
+    shutil.rmtree(tmp_path)
 
 
-def test_a_run_resumes_from_the_command_line(tmp_path: Path) -> None:
+def test_a_run_resumes_from_the_command_line(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The command that the docs name for a run that was killed must be one that the parser takes."""
-    recipe = ROOT / "configs" / "wordnet" / "demo.yaml"
-    options = arguments(recipe, tmp_path, recipe.read_text())
+    monkeypatch.chdir(place)
+    options = [*overlay(ROOT / "configs" / "wordnet" / "demo.yaml", tmp_path), "--resume_every=1"]
     train.main(options)
-    [kept] = tmp_path.glob("out/**/*.ckpt")
+    kept = tmp_path / "out" / "checkpoints" / "resume.ckpt"
     cli = train.main([*options, "--trainer.max_epochs=2", f"--ckpt_path={kept}", "--weights_only=true"])
     assert (cli.trainer.global_step, cli.trainer.current_epoch) == (4, 2)
 
@@ -140,6 +235,8 @@ def test_a_run_resumes_from_the_command_line(tmp_path: Path) -> None:
     ("option", "message"),
     [
         ("--data.batch_sise=4", "batch_sise"),
+        ("--data.lists.hrad=4", "hrad"),
+        ("--data.source.titels=false", "titels"),
         ("--model.optimization.lrr=1", "lrr"),
         ("--trainer.max_epoch=3", "max_epoch"),
         ("--model.scoring=sum", "sum"),

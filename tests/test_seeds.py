@@ -21,8 +21,14 @@ model:
     tokens: {{query_length: 24, item_length: 24}}
     optimization: {{lr: 1.0e-3}}
 data:
-  class_path: tests.toy.Toy
-  init_args: {{batch_size: 4, negatives: 3}}
+  source: {{class_path: tests.toy.ToySource}}
+  lists: {{class_path: simzoo.datamodules.lists.HardNegatives, init_args: {{hard: 3}}}}
+  miner:
+    class_path: simzoo.retrieval.mining.MineCandidates
+    init_args:
+      first_stage: {{class_path: simzoo.retrieval.first_stages.lexical.BM25}}
+      depth: 8
+  batch_size: 4
 trainer:
   max_epochs: 1
   limit_train_batches: 3
@@ -33,22 +39,16 @@ trainer:
   enable_progress_bar: false
   enable_model_summary: false
   default_root_dir: {folder}
-  callbacks:
-    - class_path: simzoo.retrieval.mining.MineCandidates
-      init_args:
-        first_stage: {{class_path: simzoo.retrieval.first_stages.lexical.BM25}}
-        depth: 8
 """
 STREAMED = """
 model:
   class_path: simzoo.models.dual_encoder.DualEncoder
   init_args:
     backbone: {{name: {backbone}}}
+    tokens: {{query_length: 24, item_length: 24}}
 data:
-  class_path: simzoo.datamodules.distillation.Distillation
-  init_args:
-    records: [a.jsonl]
-    validation: {{class_path: tests.toy.Toy}}
+  source: {{class_path: tests.toy.ToySource}}
+  lists: {{class_path: simzoo.datamodules.lists.FromFiles, init_args: {{records: [a.jsonl]}}}}
 """
 
 
@@ -86,7 +86,7 @@ def test_a_seed_that_is_set_stays(tmp_path: Path, backbone: Path) -> None:
     assert used(cli) == (7, 0)
     saved = tmp_path / "a" / "config.yaml"
     found = yaml.safe_load(saved.read_text())
-    assert [found[part]["init_args"]["seed"] for part in ("model", "data")] == [7, 0]
+    assert [found["model"]["init_args"]["seed"], found["data"]["seed"]] == [7, 0]
     again, _ = fitted(tmp_path / "b", backbone, f"--config={saved}", "--seed_everything=5")
     assert used(again) == (7, 0)
 
@@ -96,7 +96,7 @@ def test_a_seed_that_is_set_stays(tmp_path: Path, backbone: Path) -> None:
     [
         ([], (0, 0, 0)),
         (["--seed_everything=7"], (7, 7, 7)),
-        (["--seed_everything=7", "--data.validation.seed=3"], (7, 7, 3)),
+        (["--seed_everything=7", "--data.source.seed=3"], (7, 7, 3)),
         (["--seed_everything=7", "--model.seed=3", "--data.seed=0"], (3, 0, 7)),
         (["--seed_everything=false"], (0, 0, 0)),
     ],
@@ -104,17 +104,17 @@ def test_a_seed_that_is_set_stays(tmp_path: Path, backbone: Path) -> None:
 def test_nested_data_is_seeded_and_shown(
     options: list[str], seeds: tuple[int, ...], tmp_path: Path, backbone: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A seed that --print_config does not show, or that a data module within another does not get."""
+    """A seed that --print_config does not show, or that a source within the data module does not get."""
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(STREAMED.format(backbone=backbone))
     (tmp_path / "a.jsonl").touch()
     cli: Any = train.main([f"--config={recipe}", *options], run=False)
-    assert (*used(cli), cli.datamodule.validation.seed) == seeds
+    assert (*used(cli), cli.datamodule.source.seed) == seeds
     with pytest.raises(SystemExit):
         train.main(["fit", f"--config={recipe}", *options, "--print_config"])
     shown = yaml.safe_load(capsys.readouterr().out)
-    data = shown["data"]["init_args"]
-    found = shown["model"]["init_args"]["seed"], data["seed"], data["validation"]["init_args"]["seed"]
+    data = shown["data"]
+    found = shown["model"]["init_args"]["seed"], data["seed"], data["source"]["init_args"]["seed"]
     assert found == (seeds if "--seed_everything=false" not in options else (None, None, None))
 
 
@@ -124,4 +124,4 @@ def test_a_random_seed_is_drawn_once(tmp_path: Path, backbone: Path) -> None:
     found = yaml.safe_load((tmp_path / "a" / "config.yaml").read_text())
     assert used(cli) == (found["seed_everything"],) * 2
     assert type(found["seed_everything"]) is int
-    assert [found[part]["init_args"]["seed"] for part in ("model", "data")] == [found["seed_everything"]] * 2
+    assert [found["model"]["init_args"]["seed"], found["data"]["seed"]] == [found["seed_everything"]] * 2

@@ -17,7 +17,8 @@ from sklearn.metrics import ndcg_score
 
 from simzoo.core.batch import Batch
 from simzoo.core.records import DataError, History, Item, Query
-from simzoo.datamodules.next_items import NextItems
+from simzoo.datamodules.next_items import NextItemLists, NextItems
+from simzoo.datamodules.training_data import TrainingData
 from simzoo.losses import BinaryCrossEntropy, SoftmaxCrossEntropy, Targets
 from simzoo.losses.ranking import binary_cross_entropy
 from simzoo.models.formats import load, save
@@ -257,14 +258,14 @@ def test_binary_cross_entropy_is_torchs() -> None:
     torch.testing.assert_close(BinaryCrossEntropy(2.0)(2 * scores, Targets(labels, mask)), expected)
 
 
-def cycle(folder: Path) -> NextItems:
+def cycle(folder: Path, sampling: Literal["position", "batch", "all"] = "position", negatives: int = 8) -> TrainingData:
     """Twelve users, each at another place of a cycle of twelve items."""
     path = folder / "cycle.txt"
     path.write_text("".join(f"u{user} i{(user + step) % 12}\n" for user in range(12) for step in range(9)))
-    return NextItems(path, "sasrec", batch_size=4, negatives=8)
+    return TrainingData(NextItems(path, "sasrec"), NextItemLists(sampling, negatives), batch_size=4)
 
 
-def fit(folder: Path, data: NextItems, model: NextItem, epochs: int, **settings: Any) -> Trainer:
+def fit(folder: Path, data: TrainingData, model: NextItem, epochs: int, **settings: Any) -> Trainer:
     trainer = Trainer(
         max_epochs=epochs,
         accelerator="cpu",
@@ -281,7 +282,7 @@ def fit(folder: Path, data: NextItems, model: NextItem, epochs: int, **settings:
     return trainer
 
 
-def cycle_model(data: NextItems, architecture: Literal["sasrec", "hstu"], normalize: bool, loss: Any) -> NextItem:
+def cycle_model(data: TrainingData, architecture: Literal["sasrec", "hstu"], normalize: bool, loss: Any) -> NextItem:
     torch.manual_seed(0)
     encoder = SequenceConfig(architecture, width=16, blocks=1, length=8, dropout=0.0)
     # Constant, so that a run that is stopped early has the same rates up to there.
@@ -303,8 +304,7 @@ def test_a_cycle_is_learnt(
     architecture: Any, sampling: Any, negatives: int, normalize: bool, loss: Any, tmp_path: Path
 ) -> None:
     """What follows is certain here: a loop that trains on shifted targets or wrong rows stays at chance."""
-    data = cycle(tmp_path)
-    data.sampling, data.negatives = sampling, negatives
+    data = cycle(tmp_path, sampling, negatives)
     model = cycle_model(data, architecture, normalize, loss)
     trainer = fit(tmp_path, data, model, epochs=50, enable_checkpointing=False, check_val_every_n_epoch=50)
     assert trainer.callback_metrics["val/mrr"] > 0.95
@@ -320,7 +320,7 @@ def test_a_search_finds_what_validation_ranks(tmp_path: Path) -> None:
     data = cycle(tmp_path)
     model = cycle_model(data, "hstu", True, None).eval()
     [collection] = data.collections("test")
-    batch = data.build("test", collection, model).batch(range(12), 0)
+    batch = data.lists.validation(collection, model, 0, 1).batch(range(12), 0)
     with torch.inference_mode():
         ranks = target_ranks(model.list_scores(batch), batch.targets.labels, batch.targets.mask)
     corpus = Corpus.of(collection, SimilarityJudge.of(model, collection.items))

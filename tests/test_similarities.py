@@ -11,6 +11,7 @@ import torch
 import yaml
 
 from simzoo.core.records import History, Item
+from simzoo.core.registry import find
 from simzoo.core.reps import num_rows, take
 from simzoo.models.formats import load, save
 from simzoo.models.similarity import LearnedSimilarity
@@ -35,8 +36,8 @@ ITEMS = [
 def registered() -> list[type[LearnedSimilarity]]:
     """Classes named by the recipes' model.class_path."""
     recipes = [yaml.safe_load(path.read_text()) for path in ROOT.glob("configs/**/*.yaml")]
-    paths = {recipe["model"]["class_path"] for recipe in recipes if "model" in recipe}
-    return [getattr(importlib.import_module(p.rpartition(".")[0]), p.rpartition(".")[2]) for p in sorted(paths)]
+    named = {find(recipe["model"]["class_path"]) for recipe in recipes if "model" in recipe}
+    return [getattr(importlib.import_module(known.module), known.name) for known in sorted(filter(None, named))]
 
 
 @pytest.fixture(params=registered(), ids=lambda cls: cls.__name__)

@@ -22,7 +22,7 @@ from simzoo.core.reps import Ragged, Reps
 from simzoo.retrieval.storage import checksums, graph
 from simzoo.retrieval.storage.graph import GraphConfig, build_graph, load_graph
 from simzoo.retrieval.storage.representations import RepresentationStore
-from tests.faults import in_child, killed_at, small_disk
+from tests.killed import in_child, killed_at, small_disk
 
 ITEMS = [Item(str(i), "boat") for i in range(40)]
 VECTORS = np.random.default_rng(0).normal(size=(40, 6)).astype(np.float32)

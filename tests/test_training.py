@@ -17,16 +17,17 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from simzoo.core.batch import Batch
 from simzoo.core.candidates import Candidates
 from simzoo.core.reps import num_rows
-from simzoo.datamodules.loading import CollectionBatches
-from simzoo.losses import Loss, MatchLoss, PairLoss, SoftmaxCrossEntropy, Targets
+from simzoo.datamodules.lists import Distilled, HardNegatives, InBatch
+from simzoo.datamodules.loading import CollectionBatches, Loading
+from simzoo.losses import KLToRetriever, Loss, MatchLoss, PairLoss, SoftmaxCrossEntropy, Targets
 from simzoo.models.cross_encoder import CrossEncoder
 from simzoo.models.dual_encoder import DualEncoder
 from simzoo.models.formats import load, save
 from simzoo.models.similarity import LearnedSimilarity
 from simzoo.models.training import Optimization
 from simzoo.retrieval.first_stages.lexical import BM25
-from simzoo.retrieval.mining import MineCandidates, mine
-from tests.toy import Toy, toy_collection
+from simzoo.retrieval.mining import MineCandidates, OfMined, mine
+from tests.toy import toy, toy_collection
 
 ROOT = Path(__file__).parents[1]
 
@@ -59,7 +60,7 @@ def test_training_lowers_the_loss_and_validates(kind: type[LearnedSimilarity], t
             losses.append(float(trainer.callback_metrics["train/loss"]))
 
     fit = trainer(tmp_path, Watch(), epochs=8)
-    fit.fit(model, datamodule=Toy(batch_size=4, negatives=5))
+    fit.fit(model, datamodule=toy(HardNegatives(hard=5)))
     assert np.mean(losses[-8:]) < 0.8 * np.mean(losses[:8])
     assert 0 < float(fit.callback_metrics["val/mrr"]) <= 1
 
@@ -83,7 +84,7 @@ def test_validation_does_not_depend_on_the_batches(tmp_path: Path) -> None:
     model, found = CrossEncoder.tiny(), []
     for batch_size in (24, 5):
         fit = trainer(tmp_path)
-        [metrics] = fit.validate(model, datamodule=Toy(batch_size=batch_size, negatives=3), verbose=False)
+        [metrics] = fit.validate(model, datamodule=toy(batch_size=batch_size), verbose=False)
         found.append(metrics)
     assert found[0] == pytest.approx(found[1], abs=1e-6)
 
@@ -92,7 +93,8 @@ def test_batches_show_what_they_should(tmp_path: Path) -> None:
     """The gold item must be in every list, negatives must not be relevant, in-batch items must serve all queries."""
     model = CrossEncoder.tiny()
     for in_batch in (False, True):
-        data = Toy(batch_size=4, negatives=5, hard=0.6, in_batch=in_batch)
+        lists = HardNegatives(hard=3, random=2)
+        data = toy(InBatch(lists) if in_batch else lists)
         fit = trainer(tmp_path)
         fit.strategy.connect(model)
         data.trainer = fit
@@ -121,7 +123,7 @@ def test_batches_show_what_they_should(tmp_path: Path) -> None:
 def test_false_negatives_are_filtered(tmp_path: Path) -> None:
     """A mined item that scores above the gold by the margin is probably right: it must not be trained against."""
     model = CrossEncoder.tiny()
-    data = Toy(batch_size=1, negatives=3, hard=1.0, margin=0.5)
+    data = toy(HardNegatives(hard=3, margin=0.5), batch_size=1)
     fit = trainer(tmp_path)
     data.trainer = fit
     fit.strategy._lightning_module = model
@@ -129,10 +131,10 @@ def test_false_negatives_are_filtered(tmp_path: Path) -> None:
     mined = Candidates(np.tile(np.arange(10), (24, 1)), scores, np.full(24, 1.0, np.float32))
     data.train_dataloader()
     data.set_candidates("train", [mined, mined])
-    lists = data._built("train", 0)
+    lists: Any = data.part("train", 0)
     allowed = {item for item, score in zip(range(10), scores[0], strict=True) if score <= 1.5}
     for row in range(24):
-        drawn = lists._list(row, np.random.default_rng(0))  # type: ignore[union-attr]
+        drawn = lists.lists.draw(lists, row, np.random.default_rng(0)).rows
         assert set(drawn[1:].tolist()) <= allowed - set(lists.collection.relevant(row))
         assert drawn[0] in lists.collection.relevant(row)
 
@@ -143,41 +145,43 @@ def test_hard_negatives_follow_the_retrievers_scores(tmp_path: Path) -> None:
     scores = np.array([[2.0, 1.0] + [0.0] * 8], dtype=np.float32).repeat(24, axis=0)
     counts = {}
     for temperature in (None, 0.5):
-        data = Toy(batch_size=1, negatives=1, hard=1.0, hard_temperature=temperature)
+        data = toy(HardNegatives(hard=1, temperature=temperature), batch_size=1)
         fit = trainer(tmp_path)
         data.trainer = fit
         fit.strategy._lightning_module = model
         data.train_dataloader()
         mined = Candidates(np.tile(np.arange(30, 40), (24, 1)), scores, np.zeros(24, np.float32))
         data.set_candidates("train", [mined, mined])
-        lists = data._built("train", 0)
+        lists: Any = data.part("train", 0)
         row = next(r for r in range(24) if not set(lists.collection.relevant(r)) & {30, 31})
-        drawn = [lists._list(row, np.random.default_rng(n))[1] for n in range(2000)]  # type: ignore[union-attr]
+        drawn = [lists.lists.draw(lists, row, np.random.default_rng(n)).rows[1] for n in range(2000)]
         counts[temperature] = np.bincount(drawn, minlength=40)[30:32] / 2000
     left = 10 - len({*range(30, 40)} & set(lists.collection.relevant(row)))
     total = np.exp(4) + np.exp(2) + left - 2
     assert counts[None] == pytest.approx([1 / left, 1 / left], abs=0.03)
     assert counts[0.5] == pytest.approx([np.exp(4) / total, np.exp(2) / total], abs=0.03)
-    with pytest.raises(ValueError, match="hard_temperature must be positive"):
-        Toy(hard_temperature=0.0)
+    with pytest.raises(ValueError, match="temperature must be positive"):
+        HardNegatives(temperature=0.0)
 
 
 def test_a_fixed_share_of_hard_negatives_and_their_scores(tmp_path: Path) -> None:
     """CMC's lists: the retriever's first ones always, the rest drawn, all with the retriever's scores beside them."""
-    data = Toy(batch_size=24, negatives=8, hard=0.75, hard_fixed=0.5, hard_temperature=1.0, retriever_scores=True)
+    data = toy(HardNegatives(hard=6, random=2, fixed=3, temperature=1.0), batch_size=24)
     fit = trainer(tmp_path)
     data.trainer = fit
-    fit.strategy._lightning_module = CrossEncoder.tiny()
+    model = CrossEncoder.tiny()
+    model.loss = KLToRetriever()
+    fit.strategy._lightning_module = model
     data.train_dataloader()
     scores = np.linspace(2, 0, 20, dtype=np.float32)[None].repeat(24, axis=0)
     mined = Candidates(np.tile(np.arange(20), (24, 1)), scores, np.zeros(24, np.float32))
     data.set_candidates("train", [mined, mined])
-    lists: Any = data._built("train", 0)
+    lists: Any = data.part("train", 0)
     batch = lists.batch(list(range(24)), 0)
     assert batch.targets.retriever is not None
     for row in range(24):
         relevant = lists.collection.relevant(row)
-        drawn = lists._list(row, np.random.default_rng([data.seed, 0, row]))
+        drawn = lists.lists.draw(lists, row, np.random.default_rng([data.seed, 0, row])).rows
         assert drawn[1:4].tolist() == [item for item in range(20) if item not in relevant][:3]
         assert len(set(drawn.tolist())) == 9
         known = [scores[0, item] if item < 20 else np.nan for item in drawn]
@@ -186,7 +190,7 @@ def test_a_fixed_share_of_hard_negatives_and_their_scores(tmp_path: Path) -> Non
 
 def test_hidden_titles_share_the_queries() -> None:
     """Each query trains in one form, and is mined in the form that it trains in."""
-    data = Toy(title_dropout=0.25)
+    data = toy(title_dropout=0.25)
     parts = data.collections("train")
     assert [len(part.queries) for part in parts] == [18, 6, 18, 6]
     for shown, hidden in zip(parts[::2], parts[1::2], strict=True):
@@ -196,21 +200,21 @@ def test_hidden_titles_share_the_queries() -> None:
         for part in (shown, hidden):
             for row, query in enumerate(part.queries):
                 assert part.judgements[row] == whole.judgements[int(query.id[1:])]
-    assert [len(part.queries) for part in Toy().collections("train")] == [24, 24]
-    assert all(not item.title for part in Toy(title_dropout=1.0).collections("train") for item in part.items)
+    assert [len(part.queries) for part in toy().collections("train")] == [24, 24]
+    assert all(not item.title for part in toy(title_dropout=1.0).collections("train") for item in part.items)
     assert all(item.title for part in data.collections("dev") for item in part.items)
 
 
 def test_batch_order_is_a_function_of_seed_and_epoch() -> None:
     """Ranks must share the work without overlap; a resumed epoch must go on behind what was seen."""
-    whole = list(CollectionBatches([10, 7], 3, seed=1, rank=0, world_size=1))
+    whole = list(CollectionBatches([10, 7], Loading(3, seed=1)))
     assert sorted(p for b in whole for p in b) == [(0, i) for i in range(10)] + [(1, i) for i in range(7)]
     assert all(len({c for c, _ in batch}) == 1 for batch in whole)
-    ranks = [list(CollectionBatches([10, 7], 3, 1, rank, 2)) for rank in range(2)]
+    ranks = [list(CollectionBatches([10, 7], Loading(3, 1, rank, 2))) for rank in range(2)]
     assert len(ranks[0]) == len(ranks[1]) == 3
     flat = [tuple(map(tuple, b)) for r in ranks for b in r]
     assert len(set(flat)) == 6
-    resumed = CollectionBatches([10, 7], 3, 1, 0, 1)
+    resumed = CollectionBatches([10, 7], Loading(3, 1))
     resumed.start = 4
     assert list(resumed) == whole[4:]
     assert list(resumed) == whole
@@ -248,12 +252,12 @@ def test_distillation_sees_the_teachers_top(loss: Loss, tmp_path: Path) -> None:
             batches.append(batch)
 
     fit = trainer(tmp_path, Watch(), epochs=1)
-    fit.callbacks[0] = MineCandidates(depth=12, teacher=str(tmp_path / "teacher"))  # type: ignore[attr-defined]
-    data = Toy(batch_size=4, distill=3)
+    fit.callbacks[0] = MineCandidates(depth=12, teacher=OfMined(str(tmp_path / "teacher")))  # type: ignore[attr-defined]
+    data = toy(Distilled(top=3))
     fit.fit(model, datamodule=data)
     assert len(batches) == 12
     teacher = load(tmp_path / "teacher")
-    mined = data._lists["train", 0].candidates
+    mined = data.part("train", 0).candidates
     assert mined is not None and mined.teacher is not None
     collection = data.collections("train")[0]
     with torch.inference_mode():
@@ -272,8 +276,8 @@ def test_distillation_sees_the_teachers_top(loss: Loss, tmp_path: Path) -> None:
 
 def test_distillation_without_a_teacher_says_so(tmp_path: Path) -> None:
     """Training on labels where distillation was asked for would go unseen."""
-    with pytest.raises(ValueError, match=r"give MineCandidates a teacher"):
-        trainer(tmp_path).fit(DualEncoder.tiny(), datamodule=Toy(distill=3))
+    with pytest.raises(ValueError, match=r"give data\.miner a teacher"):
+        trainer(tmp_path).fit(DualEncoder.tiny(), datamodule=toy(Distilled(top=3)))
 
 
 class Exploding(Loss):
@@ -294,7 +298,7 @@ def test_nan_stops_names_the_batch_and_keeps_the_checkpoint(tmp_path: Path) -> N
     model.loss = Exploding()
     keep = ModelCheckpoint(dirpath=tmp_path, filename="last", every_n_train_steps=2)
     with pytest.raises(FloatingPointError, match=r"epoch 0, batch 4, queries q\d+"):
-        trainer(tmp_path, keep).fit(model, datamodule=Toy(batch_size=4, negatives=3))
+        trainer(tmp_path, keep).fit(model, datamodule=toy())
     kept = torch.load(tmp_path / "last.ckpt", weights_only=True)
     assert kept["global_step"] == 4
     assert all(torch.isfinite(value).all() for value in kept["state_dict"].values())
@@ -308,7 +312,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from simzoo.models.cross_encoder import CrossEncoder
 from simzoo.models.training import Optimization
 from tests.test_training import trainer
-from tests.toy import Toy
+from tests.toy import toy
 
 class Kill(Callback):
     def on_train_batch_end(self, trainer, model, outputs, batch, batch_idx):
@@ -319,7 +323,7 @@ folder = Path(sys.argv[1])
 model = CrossEncoder.tiny()
 model.optimization = Optimization(lr=1e-3)
 keep = ModelCheckpoint(dirpath=folder, filename="resume", every_n_train_steps=5, enable_version_counter=False)
-trainer(folder, keep, Kill()).fit(model, datamodule=Toy(batch_size=4, negatives=3))
+trainer(folder, keep, Kill()).fit(model, datamodule=toy())
 """
 
 
@@ -334,7 +338,7 @@ def test_killed_training_goes_on_with_the_same_bytes(tmp_path: Path) -> None:
         model = CrossEncoder.tiny()
         model.optimization = Optimization(lr=1e-3)
         fit = trainer(tmp_path / folder)
-        fit.fit(model, datamodule=Toy(batch_size=4, negatives=3), ckpt_path=resume, weights_only=True)
+        fit.fit(model, datamodule=toy(), ckpt_path=resume, weights_only=True)
         assert fit.global_step == 24
         states.append(model.trained_state())
     for name, value in states[0].items():
@@ -344,34 +348,35 @@ def test_killed_training_goes_on_with_the_same_bytes(tmp_path: Path) -> None:
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     """Loading what fits and leaving the rest random is how a wrong start goes unseen."""
     keep = ModelCheckpoint(dirpath=tmp_path, filename="last", every_n_train_steps=2)
-    trainer(tmp_path, keep, epochs=1).fit(DualEncoder.tiny(), datamodule=Toy(batch_size=4, negatives=3))
+    trainer(tmp_path, keep, epochs=1).fit(DualEncoder.tiny(), datamodule=toy())
     with pytest.raises(ValueError, match="does not fit CrossEncoder"):
         trainer(tmp_path).fit(
-            CrossEncoder.tiny(), datamodule=Toy(), ckpt_path=tmp_path / "last.ckpt", weights_only=True
+            CrossEncoder.tiny(), datamodule=toy(), ckpt_path=tmp_path / "last.ckpt", weights_only=True
         )
 
 
-def test_ddp_sees_every_query_once(tmp_path: Path) -> None:
-    """Two processes: the same weights on both, every validation query counted once."""
+@pytest.mark.parametrize("limit", [None, 3])
+def test_ddp_sees_every_query_once(limit: int | None, tmp_path: Path) -> None:
+    """Two processes: the same weights on both, every validation query counted once, also in one batch for both."""
     script = f"""
 import torch
 from pathlib import Path
 from simzoo.models.dual_encoder import DualEncoder
 from simzoo.models.training import Optimization
 from tests.test_training import trainer
-from tests.toy import Toy
+from tests.toy import toy
 if __name__ == "__main__":
     model = DualEncoder.tiny()
     model.optimization = Optimization(lr=1e-3)
     fit = trainer(Path({str(tmp_path)!r}), epochs=1, strategy="ddp", devices=2)
-    fit.fit(model, datamodule=Toy(batch_size=4, negatives=3))
+    fit.fit(model, datamodule=toy(max_val_queries={limit}))
     weights = torch.cat([v.flatten() for v in model.trained_state().values()])
     low, high = fit.strategy.reduce(weights, reduce_op="min"), fit.strategy.reduce(weights, reduce_op="max")
     zero = fit.is_global_zero
     torch.distributed.destroy_process_group()
     if zero:
         alone = trainer(Path({str(tmp_path)!r}) / "one")
-        alone.validate(model, datamodule=Toy(batch_size=4, negatives=3), verbose=False)
+        alone.validate(model, datamodule=toy(max_val_queries={limit}), verbose=False)
         print("RESULT", torch.equal(low, high), fit.global_step, round(float(alone.callback_metrics["val/mrr"]), 6),
               round(float(fit.callback_metrics["val/mrr"]), 6))
 """

@@ -1,11 +1,14 @@
-"""A small generated collection and its data module, for tests of training and search."""
+"""A small generated collection, its source and its data module, for tests of training and search."""
 
 from __future__ import annotations
 
 import random
+from typing import Any
 
 from simzoo.core.records import Collection, Item, Query
-from simzoo.datamodules.lists import RetrievalData, Split
+from simzoo.datamodules.lists import HardNegatives, TrainingLists
+from simzoo.datamodules.sources import Source, Split
+from simzoo.datamodules.training_data import TrainingData
 
 WORDS = ["boat", "river", "bank", "sea", "money", "tree", "stone", "house", "road", "wind", "fish", "sand"]
 
@@ -20,9 +23,21 @@ def toy_collection(name: str = "toy", num_items: int = 40, num_queries: int = 24
     return Collection(name, items, queries, [{row: 1} for row in gold])
 
 
-class Toy(RetrievalData):
-    """Two training collections, one for dev and test."""
+class ToySource(Source):
+    """Two training collections, one for dev and test.
+
+    Args:
+        seed: of nothing, to see whether it is set.
+    """
+
+    def __init__(self, seed: int | None = None) -> None:
+        self.seed = seed or 0
 
     def read(self, split: Split) -> list[Collection]:
         names = ["a", "b"] if split == "train" else [split]
         return [toy_collection(name) for name in names]
+
+
+def toy(lists: TrainingLists | None = None, **settings: Any) -> TrainingData:
+    """The toy source with three hard negatives a query, or other lists."""
+    return TrainingData(ToySource(), lists or HardNegatives(hard=3), **{"batch_size": 4, **settings})

@@ -27,7 +27,9 @@ from torch.nn import functional as F
 from benchmarks.hypencoder.frozen import DE, FrozenEncoder, Nearest
 from simzoo.core.records import Item, Query
 from simzoo.core.reps import Reps
+from simzoo.datamodules.lists import HardNegatives
 from simzoo.datamodules.sources import WordNet
+from simzoo.datamodules.training_data import TrainingData
 from simzoo.losses import KLToRetriever, Loss, SoftmaxCrossEntropy, SumOfLosses
 from simzoo.models.cmc import CMC
 from simzoo.models.formats import save
@@ -199,7 +201,8 @@ def train(variant: Variant, folder: Path, candidates: Path) -> None:
     retriever = frozen if variant.start == DE else FrozenEncoder()
     torch.manual_seed(variant.seed)
     kl = KLToRetriever(retriever_temperature=0.05, temperature=variant.temperature)
-    losses: list[Loss] = [SoftmaxCrossEntropy(variant.temperature), kl]
+    # Not corrected for the draws: the tables of docs/cmc.md were made so.
+    losses: list[Loss] = [SoftmaxCrossEntropy(variant.temperature, corrected=False), kl]
     model = variant.kind(
         loss=SumOfLosses(losses, [1 - variant.kl, variant.kl]),
         optimization=Optimization(lr=variant.lr, warmup=0.1),
@@ -207,15 +210,11 @@ def train(variant: Variant, folder: Path, candidates: Path) -> None:
         **variant.options(),
     )
     model.frozen, model.encoder_lr = frozen, variant.encoder_lr
-    data = WordNet(
-        titles=False,
-        train_worlds=variant.worlds,
+    data = TrainingData(
+        WordNet(titles=False, train_worlds=variant.worlds),
+        HardNegatives(hard=63, depth=1024, fixed=round(variant.fixed * 63), temperature=0.05),
+        MineCandidates(Nearest(retriever), 1024, folder=candidates),
         batch_size=16,
-        negatives=63,
-        hard_fixed=variant.fixed,
-        hard_depth=1024,
-        hard_temperature=0.05,
-        retriever_scores=True,
         seed=variant.seed,
     )
     keep = ModelCheckpoint(folder, "resume", every_n_train_steps=50, save_top_k=1, enable_version_counter=False)
@@ -230,7 +229,7 @@ def train(variant: Variant, folder: Path, candidates: Path) -> None:
         enable_model_summary=False,
         use_distributed_sampler=False,
         num_sanity_val_steps=0,
-        callbacks=[MineCandidates(Nearest(retriever), 1024, folder=candidates), keep],
+        callbacks=[keep],
         default_root_dir=folder,
     )
     saved = folder / "resume.ckpt"

@@ -42,8 +42,8 @@ from benchmarks.hypencoder.students import parameter_groups, untrained_student, 
 from simzoo.core.records import Collection, Query
 from simzoo.core.reps import Ragged
 from simzoo.core.targets import Targets
-from simzoo.datamodules.distillation import read_lessons
 from simzoo.datamodules.readers.beir import load_beir
+from simzoo.datamodules.readers.lessons import read_lessons
 from simzoo.datamodules.readers.wordnet import TEST_WORLDS, find_wordnet, load_wordnet
 from simzoo.losses import MarginMSE, OtherPositivesCrossEntropy, SoftmaxCrossEntropy, SumOfLosses
 from simzoo.models.formats import load, save

@@ -30,7 +30,8 @@ from scipy import stats
 
 from simzoo import train
 from simzoo.core.files import replacing
-from simzoo.datamodules.next_items import NextItems
+from simzoo.datamodules.next_items import NextItemLists
+from simzoo.datamodules.training_data import TrainingData
 from simzoo.models.formats import restore, save
 from simzoo.models.next_item import NextItem, rank_metrics, target_ranks
 from simzoo.retrieval.results.run_files import commit, versions
@@ -92,17 +93,18 @@ def history(folder: Path) -> list[dict[str, float]]:
 def settings(recipe: Path, path: Path, seed: int, gate_weight: float | None, folder: Path) -> dict[str, Any]:
     """The recipe's, with the run's data, seed and folder; its callbacks are the benchmark's own."""
     found: dict[str, Any] = yaml.safe_load(recipe.read_text())
-    found["seed_everything"] = found["model"]["init_args"]["seed"] = found["data"]["init_args"]["seed"] = seed
-    found["data"]["init_args"]["path"] = str(path.resolve())
+    found["seed_everything"] = found["model"]["init_args"]["seed"] = found["data"]["seed"] = seed
+    found["data"]["source"]["init_args"]["path"] = str(path.resolve())
     if gate_weight is not None:
         found["model"]["init_args"]["gate_loss"]["init_args"]["weight"] = gate_weight
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     found["trainer"] |= {"default_root_dir": str(folder), **quiet}
-    del found["trainer"]["callbacks"], found["release"]
+    for key in ("output", "monitor", "resume_every"):
+        del found[key]
     return found
 
 
-def trained(folder: Path, config: dict[str, Any], changes: Sequence[str]) -> tuple[NextItem, NextItems]:
+def trained(folder: Path, config: dict[str, Any], changes: Sequence[str]) -> tuple[NextItem, TrainingData]:
     """Trains, or goes on; the model with the best weights, and the data."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "recipe.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
@@ -119,12 +121,12 @@ def trained(folder: Path, config: dict[str, Any], changes: Sequence[str]) -> tup
 
 
 @torch.inference_mode()
-def tested(model: NextItem, data: NextItems, users: int | None) -> dict[str, dict[str, float]]:
+def tested(model: NextItem, data: TrainingData, users: int | None) -> dict[str, dict[str, float]]:
     """By protocol the mean of each metric over the users' last items."""
     found = {}
     collection = data.collections("test")[0].sample(users)
-    for protocol, data.val_negatives in PROTOCOLS.items():
-        lists = data.build("test", collection, model)
+    for protocol, negatives in PROTOCOLS.items():
+        lists = NextItemLists(val_negatives=negatives).validation(collection, model, data.seed)
         ranks = []
         for start in range(0, len(lists), BLOCK):
             batch = lists.batch(range(start, min(start + BLOCK, len(lists))), epoch=0)

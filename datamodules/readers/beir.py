@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from simzoo.core.records import Collection, DataError, Item, Query
-from simzoo.datamodules.readers.beir_files import GRADE_BITS, Folder, Hub, Source
+from simzoo.datamodules.readers.beir_files import GRADE_BITS, BeirFiles, Folder, Hub
 from simzoo.datamodules.readers.json_lines import Record
 from simzoo.datamodules.readers.notes import Notes
 
@@ -69,7 +69,7 @@ def load_beir_hub(
     return _load(Hub(name, revision), split, judged_only, drop_same_id)
 
 
-def load_corpus(source: Source) -> Collection:
+def load_corpus(source: BeirFiles) -> Collection:
     """Read the items alone: a folder with corpus.jsonl and nothing else will do.
 
     Args:
@@ -87,7 +87,7 @@ def load_corpus(source: Source) -> Collection:
     return Collection(source.name, items, [], [], notes=builder.notes.told(source.name))
 
 
-def split_queries(source: Source, split: str) -> list[Query]:
+def split_queries(source: BeirFiles, split: str) -> list[Query]:
     """The queries that a split judges, to serve as anchors (`with_anchors`); the items are not read.
 
     Args:
@@ -104,7 +104,7 @@ def split_queries(source: Source, split: str) -> list[Query]:
     return [query for query in builder.queries.values() if query.id in builder.judged]
 
 
-def generated_queries(source: Source) -> list[Query]:
+def generated_queries(source: BeirFiles) -> list[Query]:
     """The pseudo-queries that BEIR's authors generated for the items, to serve as anchors (`with_anchors`).
 
     Args:
@@ -126,7 +126,7 @@ def generated_queries(source: Source) -> list[Query]:
     return list(found.values())
 
 
-def _load(source: Source, split: str, judged_only: bool, drop_same_id: bool) -> Collection:
+def _load(source: BeirFiles, split: str, judged_only: bool, drop_same_id: bool) -> Collection:
     builder = _Builder(source.name)
     judgements = source.judgements(split)  # a mistyped split is told before a long corpus is read
     builder.add_items(source.items())

@@ -18,7 +18,7 @@ COLUMNS = ("query-id", "corpus-id", "score")
 _SAME_SPLIT = {"dev": ("dev", "validation"), "validation": ("validation", "dev")}
 
 
-class Source(Protocol):
+class BeirFiles(Protocol):
     """The records of one collection."""
 
     name: str
@@ -56,22 +56,22 @@ class Folder:
         return "corpus.jsonl" in held and not held & {"queries.jsonl", "qrels"}
 
     def items(self) -> Iterator[Record]:
-        """See `Source`."""
+        """See `BeirFiles`."""
         return read_json_lines(self.root / "corpus.jsonl")
 
     def queries(self) -> Iterator[Record]:
-        """See `Source`."""
+        """See `BeirFiles`."""
         return read_json_lines(self.root / "queries.jsonl")
 
     def judgements(self, split: str) -> Iterator[Record]:
-        """See `Source`."""
+        """See `BeirFiles`."""
         names = [f"{name}.tsv" for name in _SAME_SPLIT.get(split, (split,))]
         folder = self.root / "qrels"
         there = [name for name in names if (folder / name).is_file() or (folder / f"{name}.gz").is_file()]
         return _read_qrels(existing(folder / (there or names)[0]))
 
     def generated(self) -> Iterator[Record]:
-        """See `Source`."""
+        """See `BeirFiles`."""
         return read_json_lines(self.root / "gen-queries.jsonl")
 
 
@@ -89,19 +89,19 @@ class Hub:
         self.revision = revision
 
     def items(self) -> Iterator[Record]:
-        """See `Source`."""
+        """See `BeirFiles`."""
         return _rows(self.repo, "corpus", ("corpus",), self.revision)
 
     def queries(self) -> Iterator[Record]:
-        """See `Source`."""
+        """See `BeirFiles`."""
         return _rows(self.repo, "queries", ("queries",), self.revision)
 
     def judgements(self, split: str) -> Iterator[Record]:
-        """See `Source`."""
+        """See `BeirFiles`."""
         return _rows(f"{self.repo}-qrels", None, _SAME_SPLIT.get(split, (split,)), None)
 
     def generated(self) -> Iterator[Record]:
-        """See `Source`; there ``_id`` is the item's, so it is left out, and the query is under ``query``."""
+        """See `BeirFiles`; there ``_id`` is the item's, so it is left out, and the query is under ``query``."""
         for row in _rows(f"{self.repo}-generated-queries", None, ("train",), None):
             yield Record({"text": row.fields.get("query")}, row.path, row.line)
 

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import ast
 import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import is_dataclass
-from functools import lru_cache
 from importlib import import_module
 from inspect import Parameter, isabstract, signature
-from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from simzoo import losses, models
+from simzoo.core.registry import find
 
 T = TypeVar("T")
 
-PACKAGES = (models, losses)
+ROOMS = ("losses", "models")
 """Where the classes are that a config may name."""
 
 MOVED = {
@@ -41,7 +38,7 @@ MOVED = {
 def own_class(name: object, base: type[T], where: str, called: str) -> type[T]:
     """The class of this project that a file names by its module's and its own name, or by those it had.
 
-    The name is looked up in a list of this project's own files; no module is searched for by it.
+    The name is looked up in `simzoo.core.registry`; no module is searched for by it.
 
     Args:
         name: what the file says.
@@ -54,33 +51,12 @@ def own_class(name: object, base: type[T], where: str, called: str) -> type[T]:
     """
     module, _, own_name = name.rpartition(".") if isinstance(name, str) else ("", "", "")
     module = MOVED.get(module, module)
-    if own_name in _classes(module):
-        found = getattr(import_module(module), own_name)
+    known = find(f"{module}.{own_name}", ROOMS) if module else None
+    if known is not None:
+        found = getattr(import_module(known.module), own_name)
         if isinstance(found, type) and issubclass(found, base) and not isabstract(found):
             return found
     raise ValueError(f"{where} {name!r} is not a {called}, and is not loaded")
-
-
-@lru_cache(maxsize=1)
-def _files() -> dict[str, Path]:
-    """The modules of `PACKAGES`, by name."""
-    files = {}
-    for package in PACKAGES:
-        for root in map(Path, package.__path__):
-            for path in root.rglob("*.py"):
-                parts = path.relative_to(root).with_suffix("").parts
-                files[".".join((package.__name__, *(part for part in parts if part != "__init__")))] = path
-    return files
-
-
-@lru_cache(maxsize=256)
-def _classes(module: str) -> frozenset[str]:
-    """Names of the classes that a module of ours defines; none for a module of others. The module is not imported."""
-    path = _files().get(module)
-    if path is None:
-        return frozenset()
-    parsed = ast.parse(path.read_text(encoding="utf-8"))
-    return frozenset(node.name for node in parsed.body if isinstance(node, ast.ClassDef))
 
 
 def build(cls: Callable[..., T], given: object, where: str, skip: Collection[str] = ()) -> T:

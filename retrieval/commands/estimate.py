@@ -5,15 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import torch
 
 from simzoo.core.records import Collection
 from simzoo.core.reps import to_device
-from simzoo.models.similarity import LearnedSimilarity
 from simzoo.retrieval.storage.encoding import encode_items, encode_queries
+
+if TYPE_CHECKING:
+    from simzoo.models.similarity import LearnedSimilarity
 
 T = TypeVar("T")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from simzoo.core.progress import plan
-from simzoo.datamodules.lists import RetrievalData
+from simzoo.datamodules.sources import Source
 from simzoo.retrieval.commands.estimate import estimated
 from simzoo.retrieval.commands.parts import loaded, single
 from simzoo.retrieval.evaluation import split_queries
@@ -16,7 +16,7 @@ from simzoo.retrieval.storage.score_matrix import build_matrix
 
 def matrix(
     checkpoint: str,
-    data: RetrievalData,
+    data: Source,
     output: Path,
     queries: int | None = None,
     seed: int = 0,

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING
 
 from simzoo.core.progress import plan
 from simzoo.core.records import Collection, DataError
-from simzoo.datamodules.lists import RetrievalData
-from simzoo.models.formats import load
-from simzoo.models.similarity import LearnedSimilarity, fastest_device
+from simzoo.core.startup import importing
+from simzoo.datamodules.sources import Source
 from simzoo.retrieval.commands.estimate import estimated
 from simzoo.retrieval.judge import SimilarityJudge
 from simzoo.retrieval.searcher import Searcher
 
+if TYPE_CHECKING:
+    from simzoo.models.similarity import LearnedSimilarity
+
 
 def loaded(checkpoint: str, bf16: bool) -> LearnedSimilarity:
     """The checkpoint, on the fastest device."""
+    with importing():  # here, so that help need not wait for it
+        import torch
+
+        from simzoo.models.formats import load
+        from simzoo.models.similarity import fastest_device
+
     return load(checkpoint, fastest_device(), getattr(torch, dtype_of(bf16)))
 
 
@@ -26,7 +33,7 @@ def dtype_of(bf16: bool) -> str:
     return "bfloat16" if bf16 else "float32"
 
 
-def single(data: RetrievalData, asked: bool = True) -> Collection:
+def single(data: Source, asked: bool = True) -> Collection:
     """The one collection of the test split.
 
     Args:

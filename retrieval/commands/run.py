@@ -9,12 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from simzoo.core.progress import show_table
 from simzoo.core.records import DataError
-from simzoo.datamodules.lists import RetrievalData
-from simzoo.models.similarity import fastest_device
+from simzoo.datamodules.sources import Source
 from simzoo.retrieval.commands.parts import dtype_of, judge_of, loaded, single
 from simzoo.retrieval.corpus import Corpus
 from simzoo.retrieval.evaluation import evaluate, split_queries
@@ -29,7 +27,7 @@ from simzoo.retrieval.storage.score_matrix import ScoreMatrix
 
 
 def run(
-    data: RetrievalData,
+    data: Source,
     output: Path,
     checkpoint: str | None = None,
     search: Searcher | None = None,
@@ -60,6 +58,10 @@ def run(
         store: folder that keeps the items' representations, so that they are encoded once and a killed run goes on.
         overwrite: replace results that are in the output folder; they are refused otherwise.
     """
+    import torch
+
+    from simzoo.models.similarity import fastest_device
+
     check_folder(output, overwrite)
     searcher = search or Exact()
     collection = single(data)

@@ -6,7 +6,7 @@ import time
 
 from simzoo.core.progress import show_table
 from simzoo.core.records import DataError, Query
-from simzoo.datamodules.lists import RetrievalData
+from simzoo.datamodules.sources import Source
 from simzoo.retrieval.commands.parts import loaded, single
 from simzoo.retrieval.corpus import Corpus
 from simzoo.retrieval.judge import SimilarityJudge
@@ -17,7 +17,7 @@ from simzoo.retrieval.topk import NOTHING
 
 def search(
     checkpoint: str,
-    data: RetrievalData,
+    data: Source,
     query: str,
     search: Searcher | None = None,
     k: int = 10,

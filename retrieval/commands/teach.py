@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from simzoo.core.progress import plan
-from simzoo.datamodules.lists import RetrievalData, Split
+from simzoo.core.records import sample_together
+from simzoo.datamodules.sources import Source, Split
 from simzoo.retrieval.commands.parts import loaded
 from simzoo.retrieval.first_stages.first_stage import FirstStage
 from simzoo.retrieval.first_stages.lexical import BM25
@@ -15,12 +16,13 @@ from simzoo.retrieval.teaching import write_lessons
 
 def teach(
     checkpoint: str,
-    data: RetrievalData,
+    data: Source,
     output: Path,
     first_stage: FirstStage | None = None,
     split: Split = "train",
     top: int = 16,
     random: int = 4,
+    queries: int | None = None,
     seed: int = 0,
     bf16: bool = False,
 ) -> None:
@@ -34,14 +36,15 @@ def teach(
         split: train, dev or test.
         top: items from the top of the first stage, relevant ones not counted.
         random: items drawn from the others.
-        seed: of the draws.
+        queries: only a fixed random sample of so many queries, over all collections; None: all.
+        seed: of the sample and the draws.
         bf16: compute the transformers in bfloat16: for hardware that has it.
     """
     check_parts(output)
     similarity = loaded(checkpoint, bf16)
-    collections = data.collections(split)
-    queries = sum(len(collection.queries) for collection in collections)
-    plan("plan", {"scores": f"{queries:,} queries, about {queries * (1 + top + random):,} pairs"})
+    collections = [c for c in sample_together(data.collections(split), queries, seed) if c.queries]
+    number = sum(len(collection.queries) for collection in collections)
+    plan("plan", {"scores": f"{number:,} queries, about {number * (1 + top + random):,} pairs"})
     for collection in collections:
         write_lessons(similarity, collection, first_stage or BM25(), output, top, random, seed)
     print(f"written: {output}")

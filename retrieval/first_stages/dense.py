@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from simzoo.core.records import Item, Query
-from simzoo.models.formats import load
-from simzoo.models.similarity import LearnedSimilarity, fastest_device
 from simzoo.retrieval.embedder import Embedder, check_inner_product, item_vectors
 from simzoo.retrieval.first_stages.first_stage import FirstStage
 from simzoo.retrieval.first_stages.vector_index import Flat, IndexKind
 from simzoo.retrieval.topk import Rows, Scores
+
+if TYPE_CHECKING:
+    from simzoo.models.similarity import LearnedSimilarity
 
 
 class Dense(FirstStage):
@@ -56,6 +57,9 @@ class Dense(FirstStage):
             if self.checkpoint is None:
                 found: LearnedSimilarity = self.embedder.similarity
                 return found
+            from simzoo.models.formats import load
+            from simzoo.models.similarity import fastest_device
+
             self._similarity = load(self.checkpoint, fastest_device())
         check_inner_product(self._similarity)
         return self._similarity

@@ -14,6 +14,7 @@ from typing import Any
 import bm25s
 import numpy as np
 
+from simzoo.core.extras import extra
 from simzoo.core.records import DataError, Item, Query
 from simzoo.retrieval.first_stages.first_stage import ScoresAll
 from simzoo.retrieval.topk import Rows, Scores, top_columns, top_order
@@ -142,11 +143,7 @@ class TFIDF(ScoresAll):
             ImportError: scikit-learn is not installed.
             ValueError: no item has a word.
         """
-        try:
-            from sklearn.feature_extraction.text import TfidfVectorizer
-        except ImportError as error:
-            raise ImportError("TFIDF needs scikit-learn: pip install 'simzoo[tfidf]'") from error
-        self._vectorizer = TfidfVectorizer()
+        self._vectorizer = extra("sklearn.feature_extraction.text", "tfidf", "TFIDF").TfidfVectorizer()
         try:
             vectors = self._vectorizer.fit_transform([text_of(item) for item in self.corpus.items])
         except ValueError as error:

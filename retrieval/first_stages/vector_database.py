@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from simzoo.core.extras import extra
 from simzoo.retrieval.first_stages.vector_index import IndexKind, VectorSearch
-
-try:
-    from qdrant_client import QdrantClient, models
-except ImportError as error:
-    raise ImportError("Qdrant needs its client: install the extra qdrant, pip install -e .[qdrant]") from error
 
 
 @dataclass
@@ -32,7 +29,8 @@ class Qdrant(IndexKind):
 
     def build(self, vectors: NDArray[np.float32]) -> VectorSearch:
         """Uploads vectors (N, d) unless a whole collection of them is there."""
-        client = QdrantClient(self.location)
+        qdrant = extra("qdrant_client", "qdrant", "Qdrant")
+        client, models = qdrant.QdrantClient(self.location), qdrant.models
         name = f"{self.prefix}-{hashlib.sha256(vectors.tobytes()).hexdigest()[:20]}"
         if client.collection_exists(name) and client.count(name).count != len(vectors):
             client.delete_collection(name)  # an upload that did not end
@@ -46,10 +44,11 @@ class Qdrant(IndexKind):
 class QdrantIndex:
     """A collection whose points are numbered by row."""
 
-    def __init__(self, client: QdrantClient, name: str, ef_search: int | None) -> None:
+    def __init__(self, client: Any, name: str, ef_search: int | None) -> None:
         self._client = client
         self._name = name
-        self._params = None if ef_search is None else models.SearchParams(hnsw_ef=ef_search)
+        self._models = extra("qdrant_client", "qdrant", "Qdrant").models
+        self._params = None if ef_search is None else self._models.SearchParams(hnsw_ef=ef_search)
 
     def search(self, queries: NDArray[np.float32], k: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """See `VectorSearch.search`.
@@ -57,7 +56,7 @@ class QdrantIndex:
         Raises:
             RuntimeError: the server finds fewer than k.
         """
-        asked = [models.QueryRequest(query=query, limit=k, params=self._params) for query in queries.tolist()]
+        asked = [self._models.QueryRequest(query=query, limit=k, params=self._params) for query in queries.tolist()]
         found = [answer.points for answer in self._client.query_batch_points(self._name, asked)] if asked else []
         short = min(map(len, found), default=k)
         if short < k:

@@ -23,11 +23,6 @@ from simzoo.core.hub import (
 )
 from simzoo.core.progress import quiet, show_table
 from simzoo.core.records import DataError
-from simzoo.models.formats import load, save, save_onnx, save_sentence_transformer
-from simzoo.models.similarity import LearnedSimilarity
-from simzoo.retrieval.hub.card import empty_sections
-from simzoo.retrieval.hub.leaks import leaks
-from simzoo.retrieval.hub.push import carry_out, of_earlier_push, plan_push
 
 
 def push(
@@ -53,6 +48,8 @@ def push(
     Returns:
         The address of the commit; empty after a dry run.
     """
+    from simzoo.retrieval.hub.push import carry_out, of_earlier_push, plan_push
+
     plan = plan_push(checkpoint, repo, public, include_index or ())
     try:
         published = of_earlier_push(plan.repo, plan.branch)
@@ -129,6 +126,11 @@ def verify(checkpoint: str, write: bool = False) -> Path:
         checkpoint: a folder, or a name on the Hub.
         write: write manifest.json anew first, after a change that was meant.
     """
+    # They cost seconds, which the other verbs and help need not wait for.
+    from simzoo.models.formats import load
+    from simzoo.retrieval.hub.card import empty_sections
+    from simzoo.retrieval.hub.leaks import leaks
+
     if write:
         write_manifest(Path(checkpoint))
     place = _whole(checkpoint)
@@ -154,21 +156,39 @@ def verify(checkpoint: str, write: bool = False) -> Path:
 def convert(source: str, output: Path, layout: str = "simzoo") -> Path:
     """Turns a checkpoint of any layout that is known into another one.
 
+    A checkpoint of this project becomes one of this version: its config.json names classes and arguments as they are
+    called now, its weights and other files stay byte by byte.
+
     Args:
-        source: what `from_pretrained` takes: a folder, a file, an archive or a name on the Hub.
+        source: what `simzoo.load` takes: a folder, a file, an archive or a name on the Hub.
         output: folder to write.
         layout: simzoo, this project's own; sentence-transformers, for SentenceTransformer or CrossEncoder; or onnx.
     """
-    LAYOUTS[layout](load(source), output)
+    from simzoo.models import formats
+
+    place = local_path(source)
+    if output.resolve() == place.resolve():
+        raise DataError("this is the checkpoint itself; name another folder to write", output)
+    # Adapters that were folded in cannot be written apart again.
+    getattr(formats, LAYOUTS[layout])(formats.load(place, merge=layout != "simzoo"), output)
+    if layout == "simzoo" and _is_own(place):
+        for path in sorted(place.rglob("*")):
+            if path.is_file() and path.name not in ("config.json", MANIFEST):
+                to = output / path.relative_to(place)
+                to.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, to)
+        write_manifest(output)
     print(f"written: {output}")
     return output
 
 
-LAYOUTS: dict[str, Callable[[LearnedSimilarity, Path], None]] = {
-    "simzoo": save,
-    "sentence-transformers": save_sentence_transformer,
-    "onnx": save_onnx,
-}
+LAYOUTS = {"simzoo": "save", "sentence-transformers": "save_sentence_transformer", "onnx": "save_onnx"}
+"""Function of `simzoo.models.formats` by layout."""
+
+
+def _is_own(place: Path) -> bool:
+    config = place / "config.json"
+    return config.is_file() and "format" in json.loads(config.read_text(encoding="utf-8"))
 
 
 def _whole(name: str) -> Path:

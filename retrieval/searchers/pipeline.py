@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
 from simzoo.core.records import Query
-from simzoo.models.formats import load
-from simzoo.models.similarity import LearnedSimilarity, fastest_device
 from simzoo.retrieval.first_stages.first_stage import FirstStage
 from simzoo.retrieval.first_stages.lexical import BM25
 from simzoo.retrieval.judge import Judge, SimilarityJudge
 from simzoo.retrieval.scorer import Scorer
 from simzoo.retrieval.searcher import Ranking, Searcher, Stopwatch
 from simzoo.retrieval.topk import Rows, top_order
+
+if TYPE_CHECKING:
+    from simzoo.models.similarity import LearnedSimilarity
 
 
 @dataclass
@@ -95,6 +96,9 @@ class Pipeline(Searcher):
             self._represent(watch)
 
     def _represent(self, watch: Stopwatch) -> None:
+        from simzoo.models.formats import load
+        from simzoo.models.similarity import fastest_device
+
         self._judges = []
         self._reset()
         for number, stage in enumerate(self.stages, start=2):

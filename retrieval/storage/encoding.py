@@ -6,15 +6,17 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from simzoo.core.progress import progress
 from simzoo.core.records import Item, Query
 from simzoo.core.reps import Reps, concat, to_device
-from simzoo.models.similarity import LearnedSimilarity
 from simzoo.retrieval.storage.representations import Encode, RepresentationStore
+
+if TYPE_CHECKING:
+    from simzoo.models.similarity import LearnedSimilarity
 
 BLOCK = 2048  # records: bounds the memory of tokenising
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import faiss
 import numpy as np
 from numpy.lib.format import write_array_header_2_0
 from numpy.typing import NDArray
 
+from simzoo.core.extras import extra
 from simzoo.core.files import remove_scratch, replacing, reserve
 from simzoo.core.locks import InUse, left_over, locked
 from simzoo.core.progress import progress
@@ -164,13 +164,14 @@ def _clean(folder: Path, blocks: Iterable[Path]) -> None:
             remove_scratch(folder)
 
 
-def _search(vectors: NDArray[np.float32], metric: Metric) -> faiss.Index:
+def _search(vectors: NDArray[np.float32], metric: Metric) -> Any:
+    faiss = extra("faiss", "cpu, gpu", "a neighbour graph")
     index = {"l2": faiss.IndexFlatL2, "inner_product": faiss.IndexFlatIP}[metric](vectors.shape[1])
     index.add(vectors)
     return index
 
 
-def _block(index: faiss.Index, vectors: NDArray[np.float32], start: int, degree: int) -> Neighbors:
+def _block(index: Any, vectors: NDArray[np.float32], start: int, degree: int) -> Neighbors:
     asked = vectors[start : start + BLOCK]
     _, found = index.search(asked, degree + 1)
     # An item with copies of itself need not come first in its own list, nor be in it.

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.forks import Forks, SmallDisk, outcome
+from tests.forks import Forks, SmallDisk, kinds, outcome
 
-WORK = ("train", "matrix", "teach", "pull", "release")
+WORK = ("train", "store", "neighbours", "matrix", "teach", "pull", "release", "add")
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("work", WORK)
+@pytest.mark.parametrize("work", kinds(*WORK))
 def test_a_full_disk_is_an_error_and_loses_nothing(
     work: str, forks: Forks, small_disk: Callable[[int], SmallDisk], tmp_path: Path
 ) -> None:

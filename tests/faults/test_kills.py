@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 import time
@@ -10,16 +9,26 @@ from pathlib import Path
 
 import pytest
 
-from tests.forks import SEED, Forks, outcome
+from tests.forks import KILLS, SEED, Forks, kinds, outcome
 
-SHARES = {"train": 30, "store": 15, "neighbours": 10, "matrix": 15, "teach": 10, "pull": 10, "release": 10}
-"""Kills of each kind in a hundred. Adding and removing items of an engine belongs here, too."""
+SHARES = {
+    "train": 25,
+    "store": 10,
+    "neighbours": 10,
+    "matrix": 10,
+    "teach": 10,
+    "pull": 10,
+    "release": 5,
+    "add": 10,
+    "remove": 10,
+}
+"""Kills of each kind in a hundred."""
 
 IN_A_ROW = 3  # kills before a run may end
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("work", SHARES)
+@pytest.mark.parametrize("work", kinds(*SHARES))
 def test_killed_work_goes_on_and_ends_with_the_same_bytes(work: str, forks: Forks, tmp_path: Path) -> None:
     """Half a file under a finished name, a block that is counted twice, a checkpoint that cannot be read."""
     whole = tmp_path / "whole"
@@ -29,7 +38,7 @@ def test_killed_work_goes_on_and_ends_with_the_same_bytes(work: str, forks: Fork
     assert run.wait() == 0, run.words()
     took, expected = time.monotonic() - start, outcome(whole)
     assert expected
-    wanted = max(1, round(SHARES[work] * int(os.environ.get("SIMZOO_FAULTS") or 1) / 100))
+    wanted = max(1, round(SHARES[work] * KILLS / 100))
     signals = [signal.SIGKILL, signal.SIGTERM] if work == "train" else [signal.SIGKILL]
     chance, killed, attempt = random.Random(f"{SEED} {work}"), 0, 0
     while killed < wanted:

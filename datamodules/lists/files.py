@@ -1,0 +1,170 @@
+"""Lists from files: a query, its items, and what a teacher thinks of them; streamed in constant memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence, Set
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+from simzoo.core.batch import Batch
+from simzoo.core.records import Collection, Item
+from simzoo.datamodules.lists.base import BatchLists, Drawn, Joining, OwnLists, as_batch
+from simzoo.datamodules.loading import Loading
+from simzoo.datamodules.readers.lessons import Lesson, read_lessons
+
+
+class FromFiles(OwnLists):
+    """Lists of items with a teacher's scores, from JSON lines or Parquet. The source serves validation only.
+
+    A record is ``{"query": {"id", "content"}, "items": [{"id", "content", "score", "type"}, ...]}``, the layout of the
+    released Hypencoder training data; ``score`` and ``type`` may be missing, an item may have a ``title`` and a query a
+    ``mention`` [start, end). `evaluate.py teach` writes such files. Files are read one after the other through
+    a buffer that shuffles, so that their size does not matter; a resumed run goes on behind the records it has seen.
+
+    Args:
+        records: files ending in .jsonl, .jsonl.gz or .parquet.
+        positive_type: ``type`` of the relevant items; None: the first item of a record is the relevant one.
+        max_negatives: at most so many of a record's other items, drawn anew in each epoch; None: all.
+        buffer: records that are shuffled among each other.
+    """
+
+    def __init__(
+        self,
+        records: list[Path],
+        positive_type: str | None = None,
+        max_negatives: int | None = None,
+        buffer: int = 10_000,
+    ) -> None:
+        if not records:
+            raise ValueError("records names no file")
+        if buffer < 1 or (max_negatives is not None and max_negatives < 0):
+            raise ValueError(f"buffer must be at least 1 and max_negatives at least 0, got {buffer}, {max_negatives}")
+        self.records = records
+        self.positive_type = positive_type
+        self.max_negatives = max_negatives
+        self.buffer = buffer
+
+    def gives(self, miner: Set[str]) -> frozenset[str]:
+        """See `TrainingLists.gives`: the records' scores, NaN where a record has none."""
+        return frozenset({"teacher"})
+
+    def part(
+        self, collection: Collection, model: Any, seed: int, needs: Set[str], joining: Joining | None = None
+    ) -> BatchLists:
+        """Not used: the files bring their own queries."""
+        raise TypeError("FromFiles brings its own queries, and makes no lists of a collection")
+
+    def loader(
+        self,
+        loading: Loading,
+        model: Any,
+        parts: Callable[[], Sequence[BatchLists]],
+        needs: Set[str],
+        joining: Joining | None = None,
+    ) -> DataLoader[Batch]:
+        """See `TrainingLists.loader`: batches of the records, in an order that depends on (seed, epoch) alone."""
+        return StreamLoader(Lessons(self, joining or self, loading, model, needs))
+
+
+class StreamLoader(DataLoader[Batch]):
+    """Begins an epoch where the trainer stands; see `simzoo.datamodules.loading.ResumableLoader`."""
+
+    def __init__(self, lessons: Lessons) -> None:
+        super().__init__(lessons, batch_size=None, **lessons.loading.options)
+        self.lessons = lessons
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch promises its own iterator class
+        self.lessons.epoch, self.lessons.start = self.lessons.loading.place()
+        yield from super().__iter__()
+
+
+class Lessons(IterableDataset[Batch]):
+    """The batches of one rank. Of several workers each makes every so-manieth batch, in the same order.
+
+    Args:
+        lists: the files and the settings.
+        joining: what puts the lists of a batch together.
+        loading: batch size, seed and rank.
+        model: what tokenises.
+        needs: what the loss needs.
+    """
+
+    def __init__(self, lists: FromFiles, joining: Joining, loading: Loading, model: Any, needs: Set[str]) -> None:
+        super().__init__()
+        self.lists = lists
+        self.joining = joining
+        self.loading = loading
+        self.collate_queries, self.collate_items = model.collate_queries, model.collate_items
+        self.needs = needs
+        self.epoch = self.start = 0
+
+    def __iter__(self) -> Iterator[Batch]:
+        # The order does not depend on what is made of the records, so that those seen are passed over cheaply.
+        rng = np.random.default_rng([self.loading.seed, self.epoch, self.loading.rank])
+        worker = get_worker_info()
+        place, workers = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        for number, lessons in enumerate(self.batches(rng)):
+            if number >= self.start and (number - self.start) % workers == place:
+                yield self._batch(lessons, number)
+
+    def batches(self, rng: np.random.Generator) -> Iterator[list[Lesson]]:
+        """The rank's records, batch by batch."""
+        batch = []
+        for lesson in self._shuffled(rng):
+            batch.append(lesson)
+            if len(batch) == self.loading.batch_size:
+                yield batch
+                batch = []
+        # Ranks must take the same number of steps: the incomplete batch is left to the next epoch's order.
+        if batch and self.loading.world_size == 1:
+            yield batch
+
+    def _shuffled(self, rng: np.random.Generator) -> Iterator[Lesson]:
+        """The rank's records through the buffer; whole rounds of all ranks only."""
+        buffer: list[Lesson] = []
+        for lesson in self._own():
+            if len(buffer) < self.lists.buffer:
+                buffer.append(lesson)
+                continue
+            place = int(rng.integers(len(buffer)))
+            yield buffer[place]
+            buffer[place] = lesson
+        for place in rng.permutation(len(buffer)):
+            yield buffer[place]
+
+    def _own(self) -> Iterator[Lesson]:
+        every = (lesson for path in self.lists.records for lesson in read_lessons(path, self.lists.positive_type))
+        turn: list[Lesson] = []
+        for lesson in every:
+            turn.append(lesson)
+            if len(turn) == self.loading.world_size:
+                yield turn[self.loading.rank]
+                turn = []
+
+    def _batch(self, lessons: Sequence[Lesson], number: int) -> Batch:
+        rng = np.random.default_rng([self.loading.seed, self.epoch, self.loading.rank, number])
+        rows: dict[str, int] = {}
+        items: list[Item] = []
+        drawn = []
+        for lesson in lessons:
+            kept = self._kept(lesson, rng)
+            for place in kept:
+                item = lesson.items[place]
+                if rows.setdefault(item.id, len(items)) == len(items):
+                    items.append(item)
+            own = np.array([rows[lesson.items[place].id] for place in kept], dtype=np.int64)
+            scores = np.array([lesson.scores[place] for place in kept], dtype=np.float32)
+            drawn.append(Drawn(own, own[[lesson.positive[place] for place in kept]], scores))
+        joined = self.joining.join(drawn, self.needs, None)
+        queries = self.collate_queries([lesson.query for lesson in lessons])
+        return as_batch(joined, drawn, queries, self.collate_items(items), [lesson.query.id for lesson in lessons])
+
+    def _kept(self, lesson: Lesson, rng: np.random.Generator) -> list[int]:
+        """Places of the items of one list: the positives and the drawn negatives, in the record's order."""
+        negatives = [place for place, positive in enumerate(lesson.positive) if not positive]
+        if self.lists.max_negatives is not None and len(negatives) > self.lists.max_negatives:
+            negatives = rng.choice(negatives, self.lists.max_negatives, replace=False).tolist()
+        return sorted([*(place for place, positive in enumerate(lesson.positive) if positive), *negatives])
