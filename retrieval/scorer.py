@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from simzoo.core.reps import Ragged, Reps, num_rows, take, to_device
+from simzoo.retrieval.finite import NotFiniteError
 from simzoo.retrieval.topk import Rows as Rows
 from simzoo.retrieval.topk import Running, top_columns, top_order
 from simzoo.retrieval.topk import Scores as Scores
@@ -179,9 +180,11 @@ class Scorer:
         bad = np.flatnonzero(~np.isfinite(scores))
         if bad.size:
             where = bad[0]
-            raise FloatingPointError(
+            raise NotFiniteError(
                 f"{bad.size} of {scores.size} scores are not finite; the first is {scores[where]} "
-                f"for query row {queries[where]} and item row {items[where]}"
+                f"for query row {queries[where]} and item row {items[where]}",
+                int(queries[where]),
+                int(items[where]),
             )
 
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from simzoo.core.records import Query
 from simzoo.retrieval.corpus import Corpus
+from simzoo.retrieval.finite import naming
 from simzoo.retrieval.scorer import Scorer
 from simzoo.retrieval.topk import NOTHING, Rows, Scores, padded, top_order
 
@@ -238,7 +239,8 @@ class Searcher(ABC):
             batch = queries[start : start + self.query_batch]
             with watch.step(QUERIES):
                 scorer = self._scorer(batch)
-            parts.append(self.find(scorer, batch, k, watch))
+            with naming(batch, corpus.items):
+                parts.append(self.find(scorer, batch, k, watch))
         return self.ranking.joined(parts, dict(watch.seconds))
 
     def check(self, k: int) -> None:

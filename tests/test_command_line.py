@@ -98,7 +98,7 @@ def test_only_what_is_named_is_imported() -> None:
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     loaded = set(done.stderr.split())
     assert "simzoo.retrieval.searcher" in loaded
-    unwanted = {"faiss", "qdrant_client", "sklearn", "simzoo.retrieval.searchers.axn"}
+    unwanted = {"faiss", "lightning", "matplotlib", "qdrant_client", "sklearn", "simzoo.retrieval.searchers.axn"}
     assert not unwanted & loaded
     for known in subclasses("Searcher"):
         assert re.search(rf"\b{known.name}\b", done.stdout), f"help does not list {known.name}"

@@ -11,7 +11,8 @@ import torch
 
 from simzoo.core.hub import file_sha256, problems
 from simzoo.core.records import DataError
-from simzoo.models.formats import load
+from simzoo.models.dual_encoder import DualEncoder
+from simzoo.models.formats import load, save
 from simzoo.retrieval.hub.commands import convert
 
 ROOT = Path(__file__).parents[1]
@@ -33,6 +34,13 @@ def test_an_old_checkpoint_is_brought_forward(name: str, tmp_path: Path) -> None
     assert type(before) is type(after) and before.weights_sha256 == after.weights_sha256
     for key, value in before.state_dict().items():
         assert torch.equal(value, after.state_dict()[key])
+
+
+def test_the_files_are_readable_as_others_of_this_user_are(tmp_path: Path) -> None:
+    """safetensors writes with mode 0600: a released model that the rest of the group cannot load."""
+    save(DualEncoder.tiny(), tmp_path / "made")
+    (tmp_path / "usual").write_text("")
+    assert {path.stat().st_mode for path in (tmp_path / "made").iterdir()} == {(tmp_path / "usual").stat().st_mode}
 
 
 def test_a_checkpoint_is_not_converted_onto_itself(tmp_path: Path) -> None:

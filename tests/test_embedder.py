@@ -21,7 +21,7 @@ from simzoo.retrieval.first_stages.first_stage import FirstStage
 from simzoo.retrieval.first_stages.vector_index import HNSW, Flat
 from simzoo.retrieval.judge import CallableJudge, MatrixJudge, SimilarityJudge
 from simzoo.retrieval.scorer import EXTRA, Scorer, SimilarityScorer
-from simzoo.retrieval.searchers import axn
+from simzoo.retrieval.searchers import rounds
 from simzoo.retrieval.searchers.axn import AXN
 from simzoo.retrieval.searchers.exact import Exact, Rerank
 from simzoo.retrieval.searchers.graph_reranking import LADR
@@ -150,8 +150,8 @@ def test_axn_asks_an_approximate_index_and_scans_an_exact_one(monkeypatch: pytes
         asked.append(index.asked)
     assert asked == [6, 4 * 6]  # the first round; and each of the others
     np.testing.assert_array_equal(found[0].items, found[1].items)
-    monkeypatch.setattr(axn, "SCANNED", 100)
-    monkeypatch.setattr(axn, "POOL", 50)
+    monkeypatch.setattr(rounds, "SCANNED", 100)
+    monkeypatch.setattr(rounds, "POOL", 50)
     task = task_of(matrix, 6)
     run(AXN(vectors, budget=4, rounds=2), task, 3)
     near, _ = vectors.search(task.queries, 50)

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from simzoo.retrieval.corpus import Corpus
 from simzoo.retrieval.embedder import Embedder
+from simzoo.retrieval.finite import naming
 from simzoo.retrieval.first_stages.first_stage import FirstStage
 from simzoo.retrieval.scorer import Scorer
 from simzoo.retrieval.topk import Scores
@@ -45,7 +46,8 @@ def fit_normalization(corpus: Corpus, embedder: Embedder, first_stage: FirstStag
     queries = corpus.anchors[:QUERIES]
     items, _ = first_stage.search(queries, min(ITEMS, len(corpus.live)))
     scorer = corpus.judge.scorer(queries)
-    exact = scorer.lists(items)[items >= 0].astype(np.float64)
+    with naming(queries, corpus.items):
+        exact = scorer.lists(items)[items >= 0].astype(np.float64)
     vectors = embedder.take(items.clip(min=0))
     dense = np.einsum("bd,bkd->bk", embedder.encode(queries), vectors)[items >= 0].astype(np.float64)
     for name, scores in (("cross-encoder", exact), ("dual encoder", dense)):
