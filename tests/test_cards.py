@@ -107,6 +107,10 @@ def test_a_sixth_system_is_one_file_and_one_recipe(tmp_path: Path) -> None:
     own = "@misc{me2026sixth,\n  title = {A sixth <system>},\n  year  = {2026}\n}"
     source = re.sub(r"citation: .*", lambda _: f"citation = {own!r}", source)
     collection = toy_collection()
+    for name in ("benchmarks", "core", "datamodules", "losses", "models", "retrieval", "simzoo"):
+        shutil.copytree(ROOT / name, tmp_path / name, symlinks=True)
+    for name in ("evaluate.py", "train.py"):
+        shutil.copy(ROOT / name, tmp_path)
     for name, text in {
         "models/sixth.py": source,
         "configs/toy/sixth.yaml": "seed_everything: 0\nmodel:\n  class_path: Sixth\n",
@@ -116,11 +120,6 @@ def test_a_sixth_system_is_one_file_and_one_recipe(tmp_path: Path) -> None:
     }.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    for room in ("core", "losses", "models", "datamodules", "retrieval", "benchmarks", "simzoo"):
-        skip = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(ROOT / room, tmp_path / room, symlinks=True, ignore=skip, dirs_exist_ok=True)
-    for script in ("train.py", "evaluate.py"):
-        shutil.copy(ROOT / script, tmp_path)
     there = {**os.environ, "PYTHONPATH": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", SIXTH], cwd=tmp_path, env=there, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
