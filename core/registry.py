@@ -19,7 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["Known", "UnknownNameError", "find", "known_classes", "nearest", "subclasses", "unknown"]
+__all__ = ["Known", "UnknownNameError", "find", "is_abstract", "known_classes", "nearest", "subclasses", "unknown"]
 
 ROOMS = ("losses", "models", "datamodules", "retrieval")
 """The rooms whose classes can be named; a folder of `simzoo` each."""
@@ -28,6 +28,8 @@ ROOT = Path(__file__).parents[1]
 
 # Reading 100 files this way takes a twentieth of the time of parsing them; a test compares both.
 _CLASS = re.compile(r"^class +(\w+)(?:\[[^\]]*\])? *(?:\(([^():]*(?:\([^()]*\)[^():]*)*)\))? *:", re.MULTILINE)
+_ABSTRACT = re.compile(r"^    @abstractmethod\n(?:    @.*\n)*    def (\w+)", re.MULTILINE)
+_DEFINED = re.compile(r"^    (?:def +)?(\w+)(?=\(| *[:=])", re.MULTILINE)
 
 
 class UnknownNameError(ValueError):
@@ -41,13 +43,15 @@ class Known(NamedTuple):
         name: its own name.
         module: where it is defined, ``simzoo.models.cmc``.
         bases: the names of its bases, without modules.
-        abstract: whether it says that it is: a base for others, which is no choice itself.
+        defined: the methods and attributes that its own body gives.
+        missing: the methods that its own body declares abstract.
     """
 
     name: str
     module: str
     bases: tuple[str, ...]
-    abstract: bool
+    defined: frozenset[str]
+    missing: frozenset[str]
 
     @property
     def path(self) -> str:
@@ -73,13 +77,11 @@ def _in_file(path: Path, module: str) -> Iterator[Known]:
     for match in _CLASS.finditer(text):
         following = _CLASS.search(text, match.end())
         end = following.start() if following else len(text)
-        bases = tuple(_bases(match[2] or ""))
-        if not match[1].startswith("_"):
-            abstract = "ABC" in bases or "Protocol" in bases or "@abstractmethod" in text[match.end() : end]
-            yield Known(match[1], module, bases, abstract)
-        elif bases:
-            # A private class between a base and its public subclasses is a link of the chain, and no choice.
-            yield Known(match[1], module, bases, True)
+        body = text[match.end() : end]
+        missing = frozenset(_ABSTRACT.findall(body))
+        yield Known(
+            match[1], module, tuple(_bases(match[2] or "")), frozenset(_DEFINED.findall(body)) - missing, missing
+        )
 
 
 def _bases(listed: str) -> Iterator[str]:
@@ -113,6 +115,21 @@ def find(name: str, rooms: Collection[str] = ROOMS) -> Known | None:
     return found[0] if found else None
 
 
+@cache
+def _missing(name: str) -> frozenset[str]:
+    """The abstract methods that a class of this name, or a base of it, leaves to its subclasses."""
+    left: set[str] = set()
+    for known in known_classes().get(name, ()):
+        left |= known.missing | frozenset().union(*(_missing(base) for base in known.bases)) - known.defined
+    return frozenset(left)
+
+
+def is_abstract(known: Known) -> bool:
+    """Whether a class is a base for others, and no choice itself: private, a protocol, or not all of it is there."""
+    declared = not {"ABC", "Protocol"}.isdisjoint(known.bases)
+    return known.name.startswith("_") or declared or bool(_missing(known.name))
+
+
 def subclasses(base: str, abstract: bool = False) -> tuple[Known, ...]:
     """The classes that have a base among their bases, or bases' bases, in the order of their files.
 
@@ -124,7 +141,7 @@ def subclasses(base: str, abstract: bool = False) -> tuple[Known, ...]:
     every = [known for same in known_classes().values() for known in same]
     while grown := {known.name for known in every if not family.isdisjoint(known.bases)} - family:
         family |= grown
-    return tuple(known for known in every if known.name in family and (abstract or not known.abstract))
+    return tuple(known for known in every if known.name in family and (abstract or not is_abstract(known)))
 
 
 def nearest(name: str, choices: Iterable[str]) -> str | None:

@@ -68,7 +68,7 @@ def check_needs(loss: Loss, gives: Set[str], lists: str) -> None:
         raise ValueError(f"{'; '.join(told)}. {lists} cannot give that")
 
 
-class Tempered(Loss, ABC):
+class Tempered(Loss):
     """A loss of scores that are divided by a temperature first.
 
     Args:

@@ -144,11 +144,11 @@ class NextItem(LearnedSimilarity):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Refuses a checkpoint whose rows are other items, which would fit and recommend nonsense."""
-        super().on_load_checkpoint(checkpoint)
-        if checkpoint["arguments"]["item_ids"] != self.item_ids:
+        if checkpoint["arguments"].get("item_ids", self.item_ids) != self.item_ids:
             raise ValueError(
                 "the checkpoint was trained on other items than the data holds, or on another order of them"
             )
+        super().on_load_checkpoint(checkpoint)
 
     def _states(self, tokens: Reps) -> Tensor:
         """(T, D) states of all positions, sequence after sequence."""

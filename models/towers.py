@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ from simzoo.models.similarity import LearnedSimilarity
 from simzoo.models.training import Optimization
 
 
-class TwoTowers(LearnedSimilarity, ABC):
+class TwoTowers(LearnedSimilarity):
     """A query's and an item's tokens go through a transformer each, or through one that they share.
 
     Args:

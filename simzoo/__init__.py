@@ -5,7 +5,7 @@ similarity, loss, searcher, first stage, source of data and list of candidates b
 
 >>> import simzoo
 >>> simzoo.MarginMSE.__module__
-'simzoo.losses.ranking'
+'simzoo.losses.modules'
 >>> simzoo.AXM
 Traceback (most recent call last):
     ...

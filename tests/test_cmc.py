@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from simzoo.models.cmc import CMC, ComparingLayer, Skip
 from simzoo.models.parts.backbone import BackboneConfig
 from simzoo.models.parts.tiny import tiny_backbone
+from simzoo.models.parts.tokenizing import TokenConfig
 
 ROOT = Path(__file__).parents[1]
 
@@ -143,4 +144,4 @@ def test_no_matrix_of_all_pairs_is_kept() -> None:
 def test_heads_must_divide_the_width() -> None:
     """PyTorch's own message does not say which setting to change."""
     with pytest.raises(ValueError, match="heads that divide 16, got 2 and 3"):
-        CMC(BackboneConfig(str(tiny_backbone())), heads=3)
+        CMC(BackboneConfig(str(tiny_backbone())), TokenConfig(24, 24), heads=3)

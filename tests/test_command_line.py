@@ -117,7 +117,7 @@ def test_only_what_is_named_is_imported() -> None:
         (["--search", "Rerank", "--search.budget", "three"], "--search.budget: expected int, got 'three'"),
         (["--search", "simzoo.retrieval.searchers.axn.AXM"], "did you mean AXN?"),
         (["--search", "lightning.pytorch.callbacks.Timer"], "there is no Searcher 'lightning.pytorch.callbacks.Timer'"),
-        (["--data.batch_sise", "3"], "BEIR has no option 'batch_sise'; did you mean batch_size?"),
+        (["--data.splitt", "dev"], "BEIR has no option 'splitt'; did you mean split?"),
         (["--queries", "many"], "--queries: expected int, got 'many'"),
         (["--outputt", "x"], "unrecognized arguments: --outputt x; did you mean --output?"),
     ],
@@ -172,7 +172,11 @@ def test_a_recipe_cannot_allow_itself(ran: Path, capsys: pytest.CaptureFixture[s
 
 def test_a_recipe_of_training_names_no_other_code(ran: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A class of a module in the current folder ran under --print_config."""
-    for option in ("--trainer.callbacks+=simzoo_payload.Mine", "--model=simzoo_payload.Mine", "--data=os.system"):
+    for option in (
+        "--trainer.callbacks+=simzoo_payload.Mine",
+        "--model=simzoo_payload.Mine",
+        "--data.source=os.system",
+    ):
         capsys.readouterr()
         with pytest.raises(SystemExit) as stop:
             train.main(["fit", "--config", RECIPE, option, "--print_config"])

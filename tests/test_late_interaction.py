@@ -14,6 +14,7 @@ from simzoo.models import late_interaction
 from simzoo.models.late_interaction import PolyEncoder, SumOfMax
 from simzoo.models.parts.backbone import BackboneConfig
 from simzoo.models.parts.tiny import tiny_backbone
+from simzoo.models.parts.tokenizing import TokenConfig
 from tests.toy import toy_collection
 
 COLLECTION = toy_collection(num_items=9, num_queries=4)
@@ -58,7 +59,9 @@ def test_sum_of_max_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
 @torch.inference_mode()
 def test_poly_encoder_by_hand(cosine: float | None) -> None:
     """Both attentions, as written: a softmax over the wrong axis trains too, and so do lengths instead of cosines."""
-    model = PolyEncoder(BackboneConfig(name=str(tiny_backbone())), codes=3, cosine_scale=cosine).eval()
+    model = PolyEncoder(
+        BackboneConfig(name=str(tiny_backbone())), TokenConfig(24, 24), codes=3, cosine_scale=cosine
+    ).eval()
     queries, items = reps(model)
     for q, query in enumerate(COLLECTION.queries):
         ids = model.collate_queries([query])["ids"]

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from simzoo.core import registry
-from simzoo.core.registry import ROOMS, UnknownNameError, find, known_classes, nearest, subclasses, unknown
-from simzoo.losses.ranking import Loss
+from simzoo.core.registry import ROOMS, UnknownNameError, find, is_abstract, known_classes, nearest, subclasses, unknown
+from simzoo.losses import Loss
 from simzoo.models.similarity import LearnedSimilarity
 from simzoo.retrieval.first_stages.first_stage import FirstStage
 from simzoo.retrieval.first_stages.vector_index import IndexKind
@@ -69,8 +69,8 @@ def test_subclasses_are_those_that_python_knows(base: type) -> None:
 
 def test_a_class_is_found_by_every_name_that_imports_it() -> None:
     """Bare, in full, and from the package that offers it."""
-    paths = {find(name).path for name in ("MarginMSE", "simzoo.losses.MarginMSE", "simzoo.losses.ranking.MarginMSE")}  # type: ignore[union-attr]
-    assert paths == {"simzoo.losses.ranking.MarginMSE"}
+    paths = {find(name).path for name in ("MarginMSE", "simzoo.losses.MarginMSE", "simzoo.losses.modules.MarginMSE")}  # type: ignore[union-attr]
+    assert paths == {"simzoo.losses.modules.MarginMSE"}
     for nothing in ("os.system", "MarginMS", "losses.MarginMSE", "simzoo.models.MarginMSE", "simzoo.losses.rank.Loss"):
         assert find(nothing) is None
     assert find("MarginMSE", ("models",)) is None
@@ -95,11 +95,13 @@ def test_a_new_file_is_a_new_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     )
     monkeypatch.setattr(registry, "ROOT", tmp_path)
     known_classes.cache_clear()
+    registry._missing.cache_clear()
     try:
         assert [known.path for known in subclasses("LearnedSimilarity")] == ["simzoo.models.sixth.Sixth"]
-        assert find("Base").abstract  # type: ignore[union-attr]
+        assert is_abstract(find("Base"))  # type: ignore[arg-type]
     finally:
         known_classes.cache_clear()
+        registry._missing.cache_clear()
 
 
 def test_recipes_name_every_system() -> None:

@@ -65,7 +65,11 @@ def test_the_hub_gives_what_was_released_and_nothing_else(
 ) -> None:
     """Who may write to the repository could change what a released name loads."""
     save(DualEncoder.tiny(), tmp_path / "toy")
-    files = {path.name: path.read_bytes() for path in (tmp_path / "toy").iterdir()}
+    files = {
+        path.relative_to(tmp_path / "toy").as_posix(): path.read_bytes()
+        for path in (tmp_path / "toy").rglob("*")
+        if path.is_file()
+    }
     commit = server.add("zoo/toy", files)
     sha256 = hashlib.sha256(files["manifest.json"]).hexdigest()
 

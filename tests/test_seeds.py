@@ -12,6 +12,13 @@ import yaml
 from simzoo import train
 from simzoo.models.parts.tiny import tiny_backbone
 
+
+@pytest.fixture(autouse=True)
+def allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command line imports the tests' source because the user allows it."""
+    monkeypatch.setenv("SIMZOO_ALLOW", "tests.toy")
+
+
 RECIPE = """
 seed_everything: 1
 model:

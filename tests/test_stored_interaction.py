@@ -14,6 +14,7 @@ from simzoo.models.mix_encoder import MixEncoder
 from simzoo.models.parts.backbone import BackboneConfig
 from simzoo.models.parts.packing import lists_of_pairs
 from simzoo.models.parts.tiny import tiny_backbone
+from simzoo.models.parts.tokenizing import TokenConfig
 from tests.toy import toy_collection
 
 COLLECTION = toy_collection(num_items=5, num_queries=3)
@@ -112,6 +113,6 @@ def test_settings_are_checked() -> None:
     """A model without a layer for one of its two parts is another model."""
     backbone = BackboneConfig(str(tiny_backbone()))
     with pytest.raises(ValueError, match="between 1 and 1, got 2"):
-        DeFormer(backbone, upper=2)
+        DeFormer(backbone, TokenConfig(24, 24), upper=2)
     with pytest.raises(ValueError, match="between 1 and 2 interactions, got 1 and 3"):
-        MixEncoder(backbone, interactions=3)
+        MixEncoder(backbone, TokenConfig(24, 24), interactions=3)

@@ -6,8 +6,8 @@
 Some queries are anchors, the others are tested: R are the anchor queries' rows, C the anchor items' columns. ANNCUR
 takes U = pinv(M[anchor queries, anchor items]), the oracle U = pinv(C) M pinv(R), the best there is for these rows and
 columns: it tells what their choice costs apart from the ill-conditioned inverse. For each the table says how far C U R
-is from the test queries' scores (Frobenius norm of the difference over that of the scores), and Top-k-Recall of the best
-items by it. Nothing is re-ranked, and no calls are counted: the oracle is no search.
+is from the test queries' scores (Frobenius norm of the difference over that of the scores), and Top-k-Recall of the
+best items by it. Nothing is re-ranked, and no calls are counted: the oracle is no search.
 """
 
 from __future__ import annotations
