@@ -18,7 +18,8 @@ from simzoo.losses import MutualInformation, Targets, UserL2
 from simzoo.losses.mixture import gate_entropies, mutual_information, user_l2
 from simzoo.models.mixture_of_logits import MoL, ParameterizedPooling
 from simzoo.models.parts.backbone import BackboneConfig, load_tokenizer
-from simzoo.models.parts.mixture import GatedLinear, HashedUsers, MixtureConfig, MoLHead, mol_scores
+from simzoo.models.parts.layers import GatedLinear, HashedUsers
+from simzoo.models.parts.mixture import MixtureConfig, MoLHead, mol_scores
 from simzoo.models.parts.tiny import tiny_backbone
 from simzoo.models.parts.tokenizing import TextTokenizer, TokenConfig
 from simzoo.retrieval.corpus import Corpus

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from simzoo.core.reps import Reps
 from simzoo.core.targets import Targets
+from simzoo.models.parts.layers import GatedLinear, HashedUsers, linear, two_layers
 
 EPSILON = 1e-6
 PAIRS = 4096  # pairs scored at once: bounds the memory of their gathered components
@@ -126,11 +127,11 @@ class Gate(nn.Module):
     def __init__(self, config: MixtureConfig, query_width: int, item_width: int) -> None:
         super().__init__()
         size, self.hidden = config.logits, config.gate_hidden
-        self.query = _mlp(query_width, self.hidden, size) if config.query_gate else None
-        self.item = _mlp(item_width, self.hidden, size, config.item_gate_dropout) if config.item_gate else None
+        self.query = two_layers(query_width, self.hidden, size) if config.query_gate else None
+        self.item = two_layers(item_width, self.hidden, size, config.item_gate_dropout) if config.item_gate else None
         self.cross_dropout = nn.Dropout(config.cross_dropout)
-        self.cross_in = _linear(size, self.hidden)
-        self.cross_out = _linear(self.hidden, size)
+        self.cross_in = linear(size, self.hidden)
+        self.cross_out = linear(self.hidden, size)
         self.dropout = config.gate_dropout
 
     @property
@@ -196,59 +197,6 @@ class Gate(nn.Module):
 
     def _outputs(self) -> list[nn.Linear]:
         return [part[-1] for part in (self.query, self.item) if part is not None]  # type: ignore[misc]
-
-
-class GatedLinear(nn.Module):
-    """act(x W_1 + b_1) * (x W_2 + b_2): GEGLU and SwiGLU.
-
-    Args:
-        width: of the input.
-        hidden: of the output.
-        kind: GELU or SiLU for act.
-    """
-
-    def __init__(self, width: int, hidden: int, kind: Literal["geglu", "swiglu"]) -> None:
-        super().__init__()
-        self.both = nn.Linear(width, 2 * hidden)
-        nn.init.normal_(self.both.weight, std=0.02)
-        nn.init.zeros_(self.both.bias)
-        self.act = nn.GELU() if kind == "geglu" else nn.SiLU()
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(..., width) to (..., hidden)."""
-        gate, value = self.both(x).chunk(2, dim=-1)
-        gated: Tensor = self.act(gate) * value
-        return gated
-
-
-class HashedUsers(nn.Module):
-    """One embedding of a user id from each of several hash tables; row 0 of a table is padding.
-
-    Args:
-        sizes: of the tables.
-        width: of an embedding.
-        dropout: on the embeddings.
-    """
-
-    def __init__(self, sizes: tuple[int, ...], width: int, dropout: float) -> None:
-        super().__init__()
-        tables = [nn.Embedding(size + 1, width, padding_idx=0) for size in sizes]
-        for table in tables:
-            # Short ones: components are normalised, so that long ones would hardly turn.
-            nn.init.xavier_normal_(table.weight)
-        self.tables = nn.ModuleList(tables)
-        self.sizes = sizes
-        self.dropout = nn.Dropout(dropout)
-
-    def rows(self, users: Tensor) -> Tensor:
-        """Embeddings (B, U, width) of user ids (B,), without dropout: what `simzoo.losses.mixture.user_l2` takes."""
-        found = [table(users % size + 1) for table, size in zip(self.tables, self.sizes, strict=True)]
-        return torch.stack(found, dim=1)
-
-    def forward(self, users: Tensor) -> Tensor:
-        """(B, U, width)."""
-        dropped: Tensor = self.dropout(self.rows(users))
-        return dropped
 
 
 class MoLHead(nn.Module):
@@ -366,18 +314,6 @@ def _reps(components: Tensor, gate: nn.Module | None, vectors: Tensor) -> Reps:
     return reps if gate is None else reps | {"gate": gate(vectors)}
 
 
-def _linear(width: int, out: int, bias: bool = True) -> nn.Linear:
-    layer = nn.Linear(width, out, bias)
-    nn.init.xavier_uniform_(layer.weight)
-    if bias:
-        nn.init.zeros_(layer.bias)
-    return layer
-
-
-def _mlp(width: int, hidden: int, out: int, dropout: float = 0.0) -> nn.Sequential:
-    return nn.Sequential(nn.Dropout(dropout), _linear(width, hidden), nn.SiLU(), _linear(hidden, out, bias=False))
-
-
 def _part(side: str, width: int, parts: int) -> int:
     if width % parts:
         raise ValueError(
@@ -399,6 +335,6 @@ def _projection(
             )
         return dropout
     if kind == "linear":
-        return nn.Sequential(dropout, _linear(raw, components * width))
+        return nn.Sequential(dropout, linear(raw, components * width))
     gated = GatedLinear(raw, config.hidden, kind)
-    return nn.Sequential(dropout, gated, _linear(config.hidden, components * width))
+    return nn.Sequential(dropout, gated, linear(config.hidden, components * width))
