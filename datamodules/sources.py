@@ -18,6 +18,8 @@ from simzoo.datamodules.readers.pairs import Columns, collections_of, read_hub_p
 from simzoo.datamodules.readers.wordnet import DEV_WORLDS, TEST_WORLDS, TRAIN_WORLDS, find_wordnet, load_wordnet
 from simzoo.datamodules.readers.zeshel import ZESHEL_SPLITS, load_zeshel
 
+__all__ = ["BEIR", "BLINK", "DSTC7", "MSMARCO", "Pairs", "Source", "WordNet", "ZeShEL"]
+
 Split = Literal["train", "dev", "test"]
 
 
