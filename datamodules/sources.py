@@ -242,7 +242,7 @@ class DSTC7(Source):
 
 
 class Pairs(Source):
-    """Your own pairs of a query and a text that answers it; see docs/pairs.md.
+    r"""Your own pairs of a query and a text that answers it; see docs/pairs.md.
 
     Items are all texts of the data, each once. Rows with the same query are put together. Validation and evaluation
     take the queries that are held out of training.
@@ -254,6 +254,17 @@ class Pairs(Source):
         split: of a data set on the Hub.
         config: of a data set on the Hub that has several.
         split_seed: which queries are held out; not the training's seed, so that its runs are compared on the same.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> from simzoo import Pairs
+        >>> with TemporaryDirectory() as folder:
+        ...     path = Path(folder, "pairs.csv")
+        ...     _ = path.write_text("query,positive\nship,a flat boat\nriver,water that flows\n")
+        ...     (collection,) = Pairs(str(path), validation=0).read("train")
+        >>> [query.text for query in collection.queries], collection.items[collection.relevant(0)[0]].text
+        (['ship', 'river'], 'a flat boat')
     """
 
     def __init__(

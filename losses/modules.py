@@ -108,6 +108,12 @@ class SoftmaxCrossEntropy(Tempered):
         corrected: take off the log of the probability with which the lists drew each candidate, where they drew by a
             score (`Targets.log_q`). Without it the model learns to subtract that score: False is for the recipes of
             papers that do so.
+
+    Example:
+        >>> from simzoo.losses import SoftmaxCrossEntropy, Targets
+        >>> targets = Targets(labels=torch.tensor([[1.0, 0.0]]), mask=torch.ones(1, 2, dtype=torch.bool))
+        >>> round(SoftmaxCrossEntropy(temperature=0.5)(torch.tensor([[0.3, 0.3]]), targets).item(), 4)
+        0.6931
     """
 
     def __init__(self, temperature: float = 1.0, corrected: bool = True) -> None:
@@ -197,7 +203,15 @@ class PairLoss(Tempered):
 
 
 class MarginMSE(Loss):
-    """`margin_mse` against a teacher's scores."""
+    """`margin_mse` against a teacher's scores.
+
+    Example:
+        >>> from simzoo.losses import MarginMSE, Targets
+        >>> mask, teacher = torch.ones(1, 2, dtype=torch.bool), torch.tensor([[5.0, 1.0]])
+        >>> targets = Targets(torch.tensor([[1.0, 0.0]]), mask, teacher)
+        >>> MarginMSE()(torch.tensor([[2.0, 1.0]]), targets).item()  # a margin of 1 where the teacher has 4
+        9.0
+    """
 
     needed = frozenset({"teacher"})
 
@@ -256,6 +270,11 @@ class SumOfLosses(Loss):
     Args:
         losses: the losses.
         weights: of each; None: 1.
+
+    Example:
+        >>> from simzoo.losses import MarginMSE, SoftmaxCrossEntropy, SumOfLosses
+        >>> sorted(SumOfLosses([SoftmaxCrossEntropy(), MarginMSE()], [1.0, 0.1]).needs)
+        ['teacher']
     """
 
     def __init__(self, losses: list[Loss], weights: list[float] | None = None) -> None:

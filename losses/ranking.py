@@ -58,6 +58,11 @@ def softmax_cross_entropy(scores: Tensor, labels: Tensor, mask: Tensor, log_q: T
 
     Returns:
         Scalar, the mean over rows that have a positive.
+
+    Example:
+        >>> labels, mask = torch.tensor([[1.0, 0.0, 0.0]]), torch.tensor([[True, True, False]])
+        >>> round(softmax_cross_entropy(torch.zeros(1, 3), labels, mask).item(), 4)  # of two: log 2
+        0.6931
     """
     scores, labels, mask = corrected(scores, labels, mask, log_q)
     labels = labels * mask
@@ -98,6 +103,11 @@ def binary_cross_entropy(scores: Tensor, labels: Tensor, mask: Tensor) -> Tensor
 
     Returns:
         Scalar: the sum over a row's candidates, the mean over the rows that have any.
+
+    Example:
+        >>> labels, mask = torch.tensor([[1.0, 0.0]]), torch.tensor([[True, True]])
+        >>> round(binary_cross_entropy(torch.zeros(1, 2), labels, mask).item(), 4)  # twice log 2
+        1.3863
     """
     scores = full(scores)
     terms = F.softplus(torch.where(labels > 0, -scores, scores)) * mask

@@ -153,6 +153,12 @@ class LearnedSimilarity(TrainingLoop, ABC):
 
         Returns:
             (row of the document, score), best first.
+
+        Example:
+            >>> from simzoo import DualEncoder
+            >>> model = DualEncoder.tiny().eval()
+            >>> sorted(row for row, score in model.rank("a flat boat", ["a boat", "money in the bank"]))
+            [0, 1]
         """
         queries = [Query("query", query) if isinstance(query, str) else query]
         items = [Item(str(i), d) if isinstance(d, str) else d for i, d in enumerate(documents)]

@@ -30,6 +30,11 @@ class Corpus:
         candidates: what the data itself offers: query id to rows, best first (`Given`).
         removed: (N,) rows that are no longer there: they are never returned, nor scored.
         name: for messages.
+
+    Example:
+        >>> corpus = Corpus([Item("i0", "a flat boat"), Item("i1", "a house")], removed=np.array([True, False]))
+        >>> len(corpus), corpus.live.tolist()
+        (2, [1])
     """
 
     items: Sequence[Item]

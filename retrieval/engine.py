@@ -64,6 +64,13 @@ class Engine:
 
     Raises:
         DataError: the folder holds an index that other settings have made.
+
+    Example:
+        >>> from simzoo import Engine
+        >>> engine = Engine(lambda pairs: [len(set(a.split()) & set(b.split())) for a, b in pairs])
+        >>> engine.add(["i0", "i1", "i2"], ["a flat boat", "a house", "a boat on the river"])
+        >>> [(hit.id, hit.score) for hit in engine.search("a river boat", k=2)]
+        [('i2', 3.0), ('i0', 2.0)]
     """
 
     def __init__(

@@ -115,6 +115,12 @@ class CallableJudge(Judge):
         function: of a list of (query text, item text) to as many scores. Texts of items are title and text.
         items: N items.
         chunk: most pairs given to it at once.
+
+    Example:
+        >>> items = [Item("i0", "a flat boat"), Item("i1", "the river bank")]
+        >>> judge = CallableJudge(lambda pairs: [len(set(a.split()) & set(b.split())) for a, b in pairs], items)
+        >>> judge.scorer([Query("q", "a boat")]).lists(np.array([[0, 1]])).tolist()
+        [[2.0, 0.0]]
     """
 
     def __init__(self, function: Function, items: Sequence[Item], chunk: int = CHUNK) -> None:
@@ -191,6 +197,12 @@ class MatrixJudge(Judge):
     Args:
         matrix: (Q, N).
         query_ids: ids of the Q queries; None: "0", "1", ...
+
+    Example:
+        >>> judge = MatrixJudge(np.array([[0.5, 2.0, 1.0]]), ["q"])
+        >>> scorer = judge.scorer([Query("q", "a boat")])
+        >>> scorer.lists(np.array([[2, 0]])).tolist(), scorer.calls.tolist()
+        ([[1.0, 0.5]], [2])
     """
 
     def __init__(self, matrix: NDArray[Any], query_ids: Sequence[str] | None = None) -> None:

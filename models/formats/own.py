@@ -46,6 +46,15 @@ def save(model: LearnedSimilarity, folder: str | Path, dtype: torch.dtype = torc
         model: a model whose `remember`ed arguments name its backbone, if it has one.
         folder: replaced file by file; other files in it (metrics.json, README.md) stay.
         dtype: of the stored weights; float16 halves the file.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> from simzoo import CrossEncoder, load, save
+        >>> model = CrossEncoder.tiny().eval()
+        >>> with TemporaryDirectory() as folder:
+        ...     save(model, folder)
+        ...     load(folder).rank("a boat", ["a ship"]) == model.rank("a boat", ["a ship"])
+        True
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -104,6 +113,15 @@ def load(
     Raises:
         FileNotFoundError: no such file, folder or name on the Hub, or a file of it is missing.
         ValueError: a file is damaged, of another format, or names a class that is not allowed.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> from simzoo import DualEncoder, load, save
+        >>> with TemporaryDirectory() as folder:
+        ...     save(DualEncoder.tiny(), folder)
+        ...     model = load(folder)
+        >>> type(model).__name__, model.training
+        ('DualEncoder', False)
     """
     from simzoo.models.formats.known import layout_of
 

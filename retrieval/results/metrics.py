@@ -47,6 +47,11 @@ def topk_recall(found: Rows, exact_scores: Scores, k: int) -> Values:
 
     Raises:
         ValueError: k is larger than N, the shapes do not fit, a row is found twice or is no item, or a score is NaN.
+
+    Example:
+        >>> exact = np.array([[0.1, 0.9, 0.5, 0.7]])
+        >>> topk_recall(np.array([[1, 2]]), exact, k=2).tolist()  # of rows 1 and 3, row 1 was found
+        [0.5]
     """
     queries, items = exact_scores.shape
     if not 1 <= k <= items:
@@ -69,7 +74,14 @@ def topk_recall(found: Rows, exact_scores: Scores, k: int) -> Values:
 
 
 def accuracy(first: Rows, collection: Collection, query_rows: Rows) -> Values:
-    """1 where the first item (B,) is relevant: unnormalised, a gold item that was not retrieved is a miss."""
+    """1 where the first item (B,) is relevant: unnormalised, a gold item that was not retrieved is a miss.
+
+    Example:
+        >>> from simzoo import Collection, Item, Query
+        >>> toy = Collection("toy", [Item("i0", "a boat")], [Query("q0", "ship")], judgements=[{0: 1}])
+        >>> accuracy(np.array([0]), toy, np.array([0])).tolist()
+        [1.0]
+    """
     pairs = zip(first.tolist(), query_rows.tolist(), strict=True)
     return np.array([float(collection.judgements[row].get(item, 0) > 0) for item, row in pairs])
 
@@ -108,6 +120,14 @@ def ir_metrics(items: Rows, collection: Collection, query_rows: Rows, names: Seq
 
     Raises:
         ValueError: ir-measures does not know a name, or cannot compute it here.
+
+    Example:
+        >>> from simzoo import Collection, Item, Query
+        >>> items = [Item("i0", "a boat"), Item("i1", "a house")]
+        >>> toy = Collection("toy", items, [Query("q0", "ship")], judgements=[{0: 1}])
+        >>> found = ir_metrics(np.array([[1, 0]]), toy, np.array([0]), ["RR@10", "R@2"])
+        >>> {name: values.tolist() for name, values in found.items()}
+        {'RR@10': [0.5], 'R@2': [1.0]}
     """
     measures = parse_measures(names)
     qrels = [

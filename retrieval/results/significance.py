@@ -108,6 +108,10 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
     Raises:
         ValueError: a value lies outside [0, 1].
+
+    Example:
+        >>> holm([0.01, 0.5, 0.02])
+        [0.03, 0.5, 0.04]
     """
     if not all(0 <= p <= 1 for p in p_values):
         raise ValueError(f"p values must lie between 0 and 1, got {list(p_values)}")

@@ -41,6 +41,19 @@ class AXN(DenseRounds):
             ``weight`` is not 0, or where ``solver`` is a `Ridge` around the dual encoder's vector.
         query_batch: queries searched together.
         solver: how u is solved for; None: `LeastNorm`, as in the paper.
+
+    Example:
+        >>> from simzoo import AXN, Engine
+        >>> def embed(texts):
+        ...     return [[float(text.count("boat")), float(text.count("river"))] for text in texts]
+        >>> def score(pairs):
+        ...     return [text.count("river") - 0.5 * text.count("boat") for query, text in pairs]
+        >>> engine = Engine(score, embed, AXN(budget=6, rounds=2))
+        >>> texts = [f"x{' boat' * (row % 5)}{' river' * (row % 6)}" for row in range(30)]
+        >>> engine.add([str(row) for row in range(30)], texts)
+        >>> hits = engine.search("boat", k=1)  # the embedder looks for boats, the scores for rivers: 6 of 30 are enough
+        >>> hits[0].text, hits.calls
+        ('x river river river river river', 6)
     """
 
     def __init__(

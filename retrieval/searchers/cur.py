@@ -36,6 +36,17 @@ class CUR(AnchorItems):
         anchor_items: k_i; all items where there are not so many.
         rcond: singular values of C_anc below ``rcond`` times the largest are cut off.
         seed: of the choice of anchors.
+
+    Example:
+        >>> from simzoo import CUR, Engine
+        >>> def score(pairs):
+        ...     return [len(query) * text.count("a") + text.count("b") for query, text in pairs]
+        >>> search = CUR(budget=6, anchor_queries=3, anchor_items=4)
+        >>> engine = Engine(score, search=search, anchors=["x", "xx", "xxxx"])
+        >>> engine.add([str(row) for row in range(30)], ["x" + "a" * (row % 5) + "b" * (row % 6) for row in range(30)])
+        >>> hits = engine.search("xxx", k=1)
+        >>> hits[0].text, hits.calls
+        ('xaaaabbbbb', 6)
     """
 
     def __init__(
