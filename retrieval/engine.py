@@ -373,9 +373,9 @@ class Engine:
         path = folder / SETTINGS
         return cls(
             **models,
-            search=search if search is not None else read(settings["search"], path),
+            search=search if search is not None else read(settings["search"], path, Searcher),
             anchors=[query_of(query, path) for query in settings["anchors"]],
-            index=read(settings["index"], path),
+            index=read(settings["index"], path, Auto, FaissKind),
             folder=folder,
         )
 
@@ -396,8 +396,8 @@ class Engine:
             "format": FORMAT,
             "similarity": None if self._similarity is None else self._similarity.identity,
             "embedder": None if self._embedder is None else self._embedder.identity,
-            "search": written(self.searcher),
-            "index": written(self._index),
+            "search": written(self.searcher, Searcher),
+            "index": written(self._index, Auto, FaissKind),
             "anchors": [plain_query(query) for query in self.anchors],
         }
 

@@ -23,12 +23,10 @@ from simzoo.retrieval.first_stages.dense import Dense
 from simzoo.retrieval.first_stages.lexical import BM25
 from simzoo.retrieval.first_stages.vector_index import HNSW, IVF, IVFPQ, Flat
 from simzoo.retrieval.remote import Remote
-from simzoo.retrieval.searcher import Searcher
 from simzoo.retrieval.searchers.axn import AXN
 from simzoo.retrieval.searchers.cur import CUR
 from simzoo.retrieval.searchers.exact import Exact, Rerank, Retrieve
 from simzoo.retrieval.searchers.graph_search import GraphSearch, RandomItems
-from simzoo.retrieval.stored_settings import PLACES, read, written
 from tests.killed import killed_at
 from tests.test_remote import Server, server  # noqa: F401
 from tests.toy import toy_collection
@@ -330,33 +328,6 @@ def test_a_settings_file_names_nothing_of_somebody_else(tmp_path: Path) -> None:
     path.write_text("{")
     with pytest.raises(DataError, match=r"settings\.json: is damaged"):
         Engine.load(tmp_path / "index", overlap)
-
-
-def test_every_searcher_is_written_and_read_back() -> None:
-    """A new searcher that is not in the table could be used, but its index not be opened."""
-    import simzoo.retrieval.searchers as room
-
-    for path in Path(room.__path__[0]).rglob("*.py"):
-        module = ".".join(path.relative_to(Path(room.__path__[0]).parent).with_suffix("").parts)
-        __import__(f"simzoo.retrieval.{module}")
-    waiting, found = [Searcher], set()
-    while waiting:
-        for kind in waiting.pop().__subclasses__():
-            waiting.append(kind)
-            if kind.__module__.startswith("simzoo.") and not kind.__abstractmethods__ and kind.__name__[0] != "_":
-                found.add(kind)
-    listed = {name for names in PLACES.values() for name in names}
-    assert {kind.__name__ for kind in found} <= listed
-    for kind in found:
-        searcher = kind.tiny(Dense(), 20)
-        again = read(json.loads(json.dumps(written(searcher))), Path("x"))
-        assert type(again) is kind and written(again) == written(searcher)
-
-    class Mine(Exact):
-        pass
-
-    with pytest.raises(TypeError, match="Mine cannot be written into an index"):
-        written(Mine())
 
 
 def test_anchors_of_every_kind_come_back(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -56,6 +56,9 @@ class VectorSearch(Protocol):
 
 class IndexKind(ABC):
     """How vectors are indexed."""
+
+    calls_out: ClassVar[bool] = False
+    """Whether it talks to a server; a settings file, which may come from elsewhere, does not name such a one."""
 
     @abstractmethod
     def build(self, vectors: Floats) -> VectorSearch:
