@@ -17,9 +17,10 @@ from simzoo.retrieval.commands.parts import dtype_of, judge_of, loaded, single
 from simzoo.retrieval.corpus import Corpus
 from simzoo.retrieval.evaluation import evaluate, split_queries
 from simzoo.retrieval.results import run_files
+from simzoo.retrieval.results.examples import Example
 from simzoo.retrieval.results.metrics import chosen_metrics, recall_curve
 from simzoo.retrieval.results.output import check_folder
-from simzoo.retrieval.results.report import Example, RunReport, write_report
+from simzoo.retrieval.results.report import RunReport, write_report
 from simzoo.retrieval.searcher import Searcher
 from simzoo.retrieval.searchers.exact import Exact
 from simzoo.retrieval.settings import described
