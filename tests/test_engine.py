@@ -27,7 +27,7 @@ from simzoo.retrieval.searchers.axn import AXN
 from simzoo.retrieval.searchers.cur import CUR
 from simzoo.retrieval.searchers.exact import Exact, Rerank, Retrieve
 from simzoo.retrieval.searchers.graph_search import GraphSearch, RandomItems
-from tests.killed import killed_at
+from tests.forks import killed_at
 from tests.test_remote import Server, server  # noqa: F401
 from tests.toy import toy_collection
 

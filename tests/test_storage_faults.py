@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -22,7 +21,7 @@ from simzoo.core.reps import Ragged, Reps
 from simzoo.retrieval.storage import checksums, graph
 from simzoo.retrieval.storage.graph import GraphConfig, build_graph, load_graph
 from simzoo.retrieval.storage.representations import RepresentationStore
-from tests.killed import in_child, killed_at, small_disk
+from tests.forks import SmallDisk, in_child, killed_at
 
 ITEMS = [Item(str(i), "boat") for i in range(40)]
 VECTORS = np.random.default_rng(0).normal(size=(40, 6)).astype(np.float32)
@@ -115,12 +114,12 @@ def test_a_full_disk_is_an_error_and_keeps_what_was_made(
             work(folder)
 
     work(tmp_path / "whole")
-    with small_disk(tmp_path / "disk", "12k") as disk:
+    with SmallDisk(tmp_path / "disk", "12k") as disk:
         size = 12
         while (status := in_child(refused)) == 0:  # full while blocks are written, then while they are joined
             assert not list(folder.glob("*.tmp"))
             size += 4
-            subprocess.run(["mount", "-o", f"remount,size={size}k", str(disk)], check=True)
+            disk.grow(f"{size}k")
         assert size > 20 and status == 1  # it ended because the work was done, not by a signal
         work(folder)
         assert contents(folder) == contents(tmp_path / "whole")

@@ -22,7 +22,7 @@ from simzoo.retrieval.first_stages.vector_database import Qdrant
 from simzoo.retrieval.searcher import Searcher
 from simzoo.retrieval.searchers.exact import Exact, Rerank
 from simzoo.retrieval.stored_settings import read, written
-from tests.killed import in_child
+from tests.forks import in_child
 from tests.test_engine import ITEMS, ids, overlap
 
 GOLDEN = Path(__file__).parent / "golden" / "settings-0.1.0.json"
@@ -133,13 +133,11 @@ def test_a_new_searcher_is_one_file(tmp_path: Path) -> None:
     shutil.copytree(registry.ROOT / "retrieval", rooms / "retrieval", ignore=shutil.ignore_patterns("__pycache__"))
     (rooms / "retrieval" / "searchers" / "longest.py").write_text(LONGEST)
 
-    def with_the_file() -> None:
+    def work() -> None:
         registry.ROOT = rooms
         registry.known_classes.cache_clear()
         registry._missing.cache_clear()
         searchers.__path__.append(str(rooms / "retrieval" / "searchers"))
-
-    def work() -> None:
         engine = Engine(overlap, search=simzoo.Longest(BM25(b=0.5), 20, spare=7), folder=tmp_path / "index")
         engine.add(ITEMS)
         opened = Engine.load(tmp_path / "index", overlap)
@@ -147,4 +145,4 @@ def test_a_new_searcher_is_one_file(tmp_path: Path) -> None:
         assert (opened.searcher.budget, opened.searcher.spare, opened.searcher.first_stage.b) == (20, 7, 0.5)
         assert ids(opened.search("boat river", k=5)) == ids(engine.search("boat river", k=5))
 
-    assert in_child(work, with_the_file) == 0  # in a process of its own: a class that was imported cannot be taken back
+    assert in_child(work) == 0  # in a process of its own: a class that was imported cannot be taken back
