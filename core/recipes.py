@@ -24,12 +24,13 @@ def over(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
     merged = dict(base)
     for key, value in own.items():
         before = base.get(key)
-        merged[key] = over(before, value) if _fit(before, value) else value
+        merged[key] = over(before, value) if isinstance(before, dict) and _fit(before, value) else value
     return merged
 
 
-def _fit(before: Any, value: Any) -> bool:
-    if not isinstance(before, dict) or not isinstance(value, dict):
+def _fit(before: dict[str, Any], value: Any) -> bool:
+    """Whether a value is a mapping, and if it names a class, one of the same."""
+    if not isinstance(value, dict):
         return False
     return "class_path" not in before or before["class_path"] == value.get("class_path", before["class_path"])
 
