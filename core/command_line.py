@@ -16,11 +16,12 @@ from pathlib import Path
 from shutil import get_terminal_size
 from textwrap import fill
 from types import MappingProxyType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import yaml
 from jsonargparse import ArgumentParser, set_parsing_settings
 
+from simzoo.core.recipes import with_base
 from simzoo.core.refusals import named, refusal
 from simzoo.core.registry import Known, UnknownNameError, find, known_classes, subclasses
 
@@ -148,6 +149,19 @@ class OneLine(ArgumentParser):
 
     bases: Mapping[str, str] = MappingProxyType({})
     """For an option, the base of the classes that it takes."""
+
+    def parse_string(self, content: str, path: str | os.PathLike[str] = "", *args: Any, **kwargs: Any) -> Any:
+        """Fills in what a recipe takes from its ``base``; jsonargparse reads a file with its folder as the current."""
+        try:
+            recipe = yaml.safe_load(content)
+        except yaml.YAMLError:
+            recipe = None  # jsonargparse says what is wrong with it, and where
+        if isinstance(recipe, dict) and "base" in recipe:
+            try:
+                content = yaml.safe_dump(with_base(recipe, Path()), sort_keys=False)
+            except ValueError as error:
+                self.error(str(error), error)
+        return super().parse_string(content, path, *args, **kwargs)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Exits with status 2 and one line; a nested parser hands its message on."""
