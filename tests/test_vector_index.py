@@ -9,17 +9,9 @@ import pytest
 from numpy.typing import NDArray
 
 from simzoo.core.records import DataError
-from simzoo.retrieval.first_stages import vector_index
-from simzoo.retrieval.first_stages.vector_index import (
-    HNSW,
-    IVF,
-    IVFPQ,
-    Auto,
-    FaissKind,
-    Flat,
-    VectorIndex,
-    open_index,
-)
+from simzoo.retrieval.first_stages import vector_search
+from simzoo.retrieval.first_stages.vector_index import HNSW, IVF, IVFPQ, Auto, FaissKind, Flat, open_index
+from simzoo.retrieval.first_stages.vector_search import VectorIndex
 
 Floats = NDArray[np.float32]
 RNG = np.random.default_rng(0)
@@ -142,7 +134,7 @@ def test_thousands_of_copies_cost_no_scan(kind: FaissKind, monkeypatch: pytest.M
         return score(self, queries, rows)
 
     monkeypatch.setattr(VectorIndex, "_scored", counting)
-    monkeypatch.setattr(vector_index, "scan", lambda *_: pytest.fail("scanned all vectors"))
+    monkeypatch.setattr(vector_search, "scan", lambda *_: pytest.fail("scanned all vectors"))
     rows, _ = index.search(10 * VECTORS[:1], 5)
     assert len(set(rows[0].tolist())) == 5 and max(looked) <= 16 * (4 * 5 + 64)
 
@@ -173,6 +165,6 @@ def test_settings_that_cannot_work_are_refused() -> None:
 def test_a_gpu_finds_the_same(kind: FaissKind, monkeypatch: pytest.MonkeyPatch) -> None:
     """The copy on the GPU must search with the same settings."""
     fast = kind.build(VECTORS).search(QUERIES, 10)
-    monkeypatch.setattr(vector_index, "_gpus", int)
+    monkeypatch.setattr(vector_search, "gpus", int)
     slow = kind.build(VECTORS).search(QUERIES, 10)
     assert recall(fast[0], slow[0]) > 0.95
