@@ -286,7 +286,7 @@ def test_cur_looks_at_its_pool_alone() -> None:
     for row in range(20):
         assert set(task.judge.asked[row]) <= {*allowed[row].tolist(), *searcher.anchor_rows.tolist()}
         assert len(task.judge.asked[row]) == 20
-    with pytest.raises(ValueError, match="a pool needs a first stage, or .* an embedder"):
+    with pytest.raises(ValueError, match="a pool needs a first stage, or "):
         run(cur(pool=25), task_of(matrix, 20), 10)
     with pytest.raises(ValueError, match="a pool of 19 items cannot fill a budget of 20"):
         cur(pool=19)

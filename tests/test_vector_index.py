@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -158,6 +160,33 @@ def test_settings_that_cannot_work_are_refused() -> None:
         IVFPQ(refine=0)
     with pytest.raises(ValueError, match="IVFPQ needs at least one list"):
         IVFPQ(lists=0)
+
+
+WITHOUT_FAISS = """
+import sys
+sys.modules["faiss"] = None
+import numpy as np
+from simzoo.retrieval.engine import Engine
+from simzoo.retrieval.first_stages.dense import Dense
+from simzoo.retrieval.first_stages.vector_index import IVF
+from simzoo.retrieval.searchers.exact import Retrieve
+engine = Engine(None, lambda texts: np.array([[len(text), 1] for text in texts]), Retrieve(Dense()))
+engine.add(["a", "b"], ["short", "a longer one"])
+print([hit.id for hit in engine.search("x", 2)])
+try:
+    IVF(1).build(np.eye(2, dtype=np.float32))
+except ImportError as error:
+    print(error)
+"""
+
+
+def test_a_scan_needs_no_faiss() -> None:
+    """The smallest installation has none: what it does not need must not be imported."""
+    done = subprocess.run([sys.executable, "-c", WITHOUT_FAISS], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [
+        "['b', 'a']",
+        "a vector index other than Flat needs faiss, which the extra cpu or gpu brings: pip install 'simzoo[cpu]'",
+    ]
 
 
 @pytest.mark.gpu

@@ -130,7 +130,7 @@ def remove(args: argparse.Namespace, vectors: Vectors, result: dict[str, Any]) -
 def search(args: argparse.Namespace, vectors: Vectors, result: dict[str, Any]) -> None:
     searcher = SEARCHERS[args.searcher]()
     engine = opened(args, vectors)
-    _, corpus = engine._ready()
+    _, corpus = engine._items.ready()
     assert corpus.embedder is not None
     judge = Near(corpus.embedder.vectors, vectors)
     anchors = [Query(f"anchor {n}", f"query {10_000 + n}") for n in range(100)]
