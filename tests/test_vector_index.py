@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from simzoo.core.records import DataError
 from simzoo.retrieval.first_stages import vector_search
+from simzoo.retrieval.first_stages.segmented_index import SegmentedIndex
 from simzoo.retrieval.first_stages.vector_index import HNSW, IVF, IVFPQ, Auto, FaissKind, Flat, open_index
 from simzoo.retrieval.first_stages.vector_search import VectorIndex
 
@@ -102,6 +103,19 @@ def test_added_vectors_are_found(kind: FaissKind, tmp_path: Path) -> None:
     expected = exact(QUERIES, VECTORS, 10)
     assert recall(rows, expected) > recall(whole, expected) - 0.05
     np.testing.assert_allclose(scores, np.einsum("bd,bkd->bk", QUERIES, VECTORS[rows]), rtol=1e-5)
+
+
+@named
+@pytest.mark.parametrize("cut", [1500, 900])
+def test_a_pool_is_about_the_nearest(kind: FaissKind, cut: int) -> None:
+    """Rows of a later part are counted from its start; a removed row in a pool would be scored."""
+    parts = [(0, kind.build(VECTORS[:cut]))] + ([(cut, kind.build(VECTORS[cut:]))] if cut < len(VECTORS) else [])
+    removed = np.zeros(len(VECTORS), dtype=bool)
+    removed[exact(QUERIES, VECTORS, 3)] = True
+    rows, _ = SegmentedIndex(VECTORS, parts).near(QUERIES, 50, removed)
+    assert rows.shape == (20, 50) and not removed[rows[rows >= 0]].any()
+    found = recall(rows, exact(QUERIES, VECTORS, 50, removed))
+    assert found == 1 if isinstance(kind, Flat) else found > (0.9 if type(kind) is IVF else 0.6)
 
 
 @named
