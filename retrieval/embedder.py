@@ -6,13 +6,14 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
 from threading import Lock
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simzoo.core.records import Item, Query
 from simzoo.core.reps import Reps
+from simzoo.retrieval.index_kind import IndexKind, VectorSearch
 from simzoo.retrieval.storage.encoding import encode_items, encode_queries
 from simzoo.retrieval.topk import Rows, Scores, padded
 
@@ -20,20 +21,6 @@ __all__ = ["Embedder"]
 
 Floats = NDArray[np.float32]
 KEPT = 4096  # queries whose vectors are kept
-
-
-class VectorSearch(Protocol):
-    """A built vector index."""
-
-    def search(self, queries: Floats, k: int) -> tuple[Rows, Scores]:
-        """Rows (B, k) and inner products (B, k) of queries (B, d), best first; ties by lower row."""
-
-
-class VectorIndexKind(Protocol):
-    """How vectors are indexed."""
-
-    def build(self, vectors: Floats) -> VectorSearch:
-        """An index of vectors (N, d)."""
 
 
 class Embedder:
@@ -62,7 +49,7 @@ class Embedder:
 
     @classmethod
     def of(
-        cls, similarity: Any, items: Sequence[Item], ann: VectorIndexKind, exact: bool, store: Path | None = None
+        cls, similarity: Any, items: Sequence[Item], ann: IndexKind, exact: bool, store: Path | None = None
     ) -> Embedder:
         """Encodes the items and builds the index.
 
@@ -143,6 +130,13 @@ class Embedder:
             rows = np.take_along_axis(rows, order, axis=1)
             scores = np.take_along_axis(np.where(out, -np.inf, scores), order, axis=1)
         return padded(rows, scores, k)
+
+    def near(self, vectors: Floats, k: int, removed: NDArray[np.bool_] | None = None) -> Rows:
+        """Rows (B, m) of about the k items nearest to vectors (B, d), m at most k, in no certain order; -1 for none.
+
+        For a large k: where the index can, it is what the index finds, without the vectors' own scores.
+        """
+        return self.search(vectors, k, removed=removed)[0]
 
 
 def item_vectors(similarity: Any, items: Sequence[Item], store: Path | None = None) -> Floats:

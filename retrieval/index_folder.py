@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,15 +15,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simzoo.core.files import replacing
+from simzoo.core.files import replacing, sync_folder
 from simzoo.core.locks import locked
 from simzoo.core.records import DataError, Item
 from simzoo.core.reps import Ragged
 from simzoo.retrieval.first_stages.segmented_index import SegmentedIndex, kind_of, next_parts
 from simzoo.retrieval.first_stages.vector_index import Auto, FaissKind, open_index
+from simzoo.retrieval.storage.generation import Generation
 from simzoo.retrieval.storage.segments import (
     Columns,
-    Generation,
     Growing,
     compacted,
     merged_from,
@@ -116,7 +118,8 @@ class IndexFolder:
     # -- writing -------------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def _writing(self) -> Iterator[Opened]:
+    def writing(self) -> Iterator[Opened]:
+        """The newest generation, for the one who may write another; what nothing names is removed before and after."""
         with locked(self.folder):
             opened = self.read()
             tidy(self.folder, opened.generation, _mentioned(opened.generation))
@@ -139,7 +142,7 @@ class IndexFolder:
             InUse: another process writes to the folder.
             OSError: there is no room.
         """
-        with self._writing() as opened:
+        with self.writing() as opened:
             growing = Growing(self.folder, opened.generation)
             try:
                 ids = _Ids(opened, growing, update)
@@ -165,7 +168,7 @@ class IndexFolder:
             DataError: an id that is not there; then none is removed.
             InUse: another process writes to the folder.
         """
-        with self._writing() as opened:
+        with self.writing() as opened:
             rows = np.unique(_there(opened, ids))
             growing = Growing(self.folder, opened.generation)
             try:
@@ -177,7 +180,7 @@ class IndexFolder:
 
     def compact(self) -> None:
         """Copies what is there into new files, without what was removed, under one index."""
-        with self._writing() as opened:
+        with self.writing() as opened:
             parts = opened.generation.extras.get("parts", [])
             if opened.removed is None and len(opened.generation.segments) <= 1 and len(parts) <= 1:
                 return
@@ -204,9 +207,9 @@ class IndexFolder:
             InUse: another process writes to the folder.
             OSError: no room, or no right to write.
         """
-        with self._writing() as now:
+        with self.writing() as now:
             number = now.generation.number + 1
-            if now.generation != opened.generation:
+            if not same_items(now, opened):
                 return
             name = f"search-{number:06d}"
             for array, values in state.items():
@@ -227,6 +230,24 @@ class IndexFolder:
         except (OSError, ValueError):
             return None  # it can be made again
         return arrays, made["rows"]
+
+    def copy(self, target: Path) -> None:
+        """Copies everything in the folder to another place, where it appears as a whole.
+
+        Raises:
+            InUse: another process writes to the folder.
+        """
+        scratch = target.with_name(f"{target.name}.{os.getpid()}.tmp")
+        shutil.rmtree(scratch, ignore_errors=True)
+        with locked(self.folder):
+            try:
+                shutil.copytree(self.folder, scratch, ignore=shutil.ignore_patterns("writer.lock", "*.tmp"))
+                for path in [*scratch.rglob("*"), scratch]:
+                    sync_folder(path)
+                os.replace(scratch, target)
+            finally:
+                shutil.rmtree(scratch, ignore_errors=True)
+        sync_folder(target.parent)
 
     def _commit(self, growing: Growing, new: IdRun) -> None:
         """Ids and vectors of the new rows, then the next generation."""
@@ -336,7 +357,13 @@ def _mentioned(generation: Generation) -> list[str]:
     ids = [_ids(*run) for run in generation.extras.get("ids", ())]
     search = generation.extras.get("search")
     parts = [_part(*part) for part in generation.extras.get("parts", ())]
-    return ids + parts + ([] if search is None else [search["folder"]])
+    shelf = [made["folder"] for made in generation.extras.get("shelf", {}).values()]
+    return ids + parts + shelf + ([] if search is None else [search["folder"]])
+
+
+def same_items(one: Opened, other: Opened) -> bool:
+    """Whether two generations differ in nothing but what was made of their items."""
+    return replace(one.generation, number=0, extras={}) == replace(other.generation, number=0, extras={})
 
 
 def _ids(start: int, stop: int) -> str:

@@ -19,8 +19,9 @@ from simzoo.models.cmc import CMC
 from simzoo.models.cross_encoder import CrossEncoder
 from simzoo.models.dual_encoder import DualEncoder
 from simzoo.retrieval.engine import Engine
+from simzoo.retrieval.first_stages import lexical
 from simzoo.retrieval.first_stages.dense import Dense
-from simzoo.retrieval.first_stages.lexical import BM25
+from simzoo.retrieval.first_stages.lexical import BM25, text_of
 from simzoo.retrieval.first_stages.vector_index import HNSW, IVF, IVFPQ, Flat
 from simzoo.retrieval.remote import Remote
 from simzoo.retrieval.searchers.axn import AXN
@@ -182,7 +183,7 @@ def test_a_dual_encoder_alone_keeps_one_set_of_vectors(tmp_path: Path) -> None:
     engine = Engine(DualEncoder.tiny().eval(), folder=tmp_path)
     engine.add(ITEMS)
     engine.search(QUERIES[0])
-    assert set(engine._opened.columns.generation.columns) == {"texts", "vectors"}  # type: ignore[union-attr]
+    assert set(engine._items.opened.columns.generation.columns) == {"texts", "vectors"}
     assert shown(Engine.load(tmp_path)) == shown(engine)
 
 
@@ -339,6 +340,65 @@ def test_anchors_of_every_kind_come_back(tmp_path: Path) -> None:
     assert engine.anchors[:2] == anchors[:2]
 
 
+def test_anchors_can_be_set_later(tmp_path: Path) -> None:
+    """Anchors that nobody stores are gone at the next opening, and CUR with them; the item embeddings must be anew."""
+    engine = Engine(overlap, embed, SEARCHERS["CUR"](), folder=tmp_path / "a")
+    engine.add(ITEMS)
+    with pytest.raises(ValueError, match="anchor_queries = 8, but "):
+        engine.search(QUERIES[0], 5)
+    engine.set_anchors(ANCHORS)
+    whole = Engine(overlap, embed, SEARCHERS["CUR"](), anchors=ANCHORS)
+    whole.add(ITEMS)
+    assert shown(engine) == shown(whole)
+    assert shown(Engine.load(tmp_path / "a", overlap, embed)) == shown(whole)
+    again = Engine(overlap, embed, SEARCHERS["CUR"](), folder=tmp_path / "a")
+    assert again.anchors == whole.anchors and shown(again) == shown(whole)
+    other = [f"{ANCHORS[0]} {number}" for number in range(8)]
+    engine.set_anchors(other)
+    whole = Engine(overlap, embed, SEARCHERS["CUR"](), anchors=other)
+    whole.add(ITEMS)
+    assert shown(engine) == shown(whole) == shown(Engine.load(tmp_path / "a", overlap, embed))
+    with locked(tmp_path / "a"), pytest.raises(InUse, match="being written by process"):
+        engine.set_anchors(ANCHORS)
+    assert engine.anchors == whole.anchors
+    with pytest.raises(TypeError, match="anchor 0 is 3"):
+        engine.set_anchors([3])  # type: ignore[list-item]
+
+
+def test_bm25_is_kept_beside_the_items(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading and indexing a million texts at every opening; and weights of items that were added since."""
+    engine = Engine(None, search=Retrieve(BM25()), folder=tmp_path)
+    engine.add(ITEMS[:40])
+    first = shown(engine)
+    read: list[int] = []
+    monkeypatch.setattr(lexical, "text_of", lambda item: read.append(1) or text_of(item))
+    assert shown(Engine.load(tmp_path)) == first and not read
+    engine.remove(["i3"])
+    left = shown(Engine.load(tmp_path))
+    assert not read and not any("i3" in [name for name, _ in hits] for hits in left)
+    for path in tmp_path.rglob("made-*/*.npy"):
+        path.write_bytes(b"x" * path.stat().st_size)
+    assert shown(Engine.load(tmp_path)) == left and len(read) == 40
+    engine.refresh()
+    engine.add(ITEMS[40:])
+    read.clear()
+    assert shown(engine) == shown(Engine.load(tmp_path)) and len(read) == 60
+    engine.compact()
+    whole = Engine(None, search=Retrieve(BM25()))
+    whole.add([item for item in ITEMS if item.id != "i3"])
+    assert shown(engine) == shown(whole)
+    assert len(list(tmp_path.rglob("made-*"))) == 1
+
+
+def test_a_reader_without_the_right_to_write_uses_bm25(tmp_path: Path) -> None:
+    """A search must not fail because its index cannot be kept."""
+    engine = Engine(None, search=Retrieve(BM25()), folder=tmp_path)
+    engine.add(ITEMS)
+    with locked(tmp_path):
+        found = shown(engine)
+    assert found == shown(Engine.load(tmp_path))
+
+
 def test_two_engines_on_one_folder(tmp_path: Path) -> None:
     """The second writer is refused by name; a reader keeps its items until it looks again."""
     writer = Engine(overlap, embed, Exact(), folder=tmp_path)
@@ -359,10 +419,11 @@ def test_two_engines_on_one_folder(tmp_path: Path) -> None:
 
 
 def changes(path: Path) -> None:
-    engine = Engine(overlap, embed, Exact(), folder=path / "work")
+    engine = Engine(overlap, embed, Rerank(BM25(), 10), folder=path / "work")
     engine.add(ITEMS[:30])
     engine.update([("i3", "new text")])
     engine.save(path / "index")
+    engine.search(QUERIES[0], 3)
     engine.remove(["i4"])
 
 

@@ -134,3 +134,7 @@ class Dense(FirstStage):
     def find(self, queries: Sequence[Query], k: int) -> tuple[Rows, Scores]:
         """See `FirstStage.find`."""
         return self.embedder.search(self.embedder.encode(queries), k, removed=self.corpus.gone)
+
+    def pool(self, queries: Sequence[Query], count: int) -> Rows:
+        """See `FirstStage.pool`: by the index's own scores, which are not computed anew."""
+        return self.embedder.near(self.embedder.encode(queries), count, self.corpus.gone)

@@ -97,6 +97,10 @@ class FirstStage(ABC):
         rows, scores = (np.concatenate(column) for column in zip(*parts, strict=True))
         return rows, scores
 
+    def pool(self, queries: Sequence[Query], count: int) -> Rows:
+        """Rows (B, m) of about the best ``count`` items of B queries, in no certain order; -1 for none."""
+        return self.search(queries, count)[0]
+
     def batch(self) -> int:
         """Queries that `find` gets at once."""
         return QUERIES

@@ -22,8 +22,8 @@ def resident(vectors: Floats) -> torch.Tensor:
     return every
 
 
-def scan(every: torch.Tensor, queries: Floats, k: int, removed: NDArray[np.bool_] | None = None) -> Rows:
-    """Rows (B, k) of the largest inner products in single precision, in no certain order; -1 for none.
+def scan(every: torch.Tensor, queries: Floats, k: int, removed: NDArray[np.bool_] | None = None) -> tuple[Rows, Floats]:
+    """Rows (B, k) of the largest inner products in single precision, in no certain order, and these; -1 for none.
 
     Reads all vectors once, in blocks, and holds 16 MB of products. It is as fast as faiss' flat index, which holds a
     copy of the vectors in memory; this reads them where they lie.
@@ -49,7 +49,7 @@ def scan(every: torch.Tensor, queries: Floats, k: int, removed: NDArray[np.bool_
         if best.shape[1] > k:
             best, places = best.topk(k, dim=1, sorted=False)
             rows = rows.gather(1, places)
-    return rows.masked_fill(best == -torch.inf, -1).cpu().numpy()
+    return rows.masked_fill(best == -torch.inf, -1).cpu().numpy(), best.cpu().numpy()
 
 
 def _writeable(vectors: Floats) -> Floats:

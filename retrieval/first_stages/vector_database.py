@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simzoo.core.extras import extra
-from simzoo.retrieval.first_stages.vector_index import IndexKind, VectorSearch
+from simzoo.retrieval.index_kind import IndexKind, VectorSearch
 
 __all__ = ["Qdrant", "QdrantIndex"]
 
