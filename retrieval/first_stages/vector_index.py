@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from simzoo.core.files import replacing
+from simzoo.core.files import read_object, replacing
 from simzoo.core.records import DataError
 from simzoo.retrieval.first_stages.flat_scan import resident, scan
 from simzoo.retrieval.storage.checksums import check, described
@@ -212,12 +212,14 @@ def open_index(folder: Path, vectors: Floats) -> VectorIndex:
     """
     path = folder / INDEX
     try:
-        settings = json.loads((folder / SETTINGS).read_text())
+        settings = read_object(folder / SETTINGS, "remove it and build again")
         kind = KINDS[settings["class"]](**settings["arguments"])
         if not isinstance(kind, Flat):
             check(path, settings["file"])
         index = None if isinstance(kind, Flat) else faiss.read_index(str(path), _MAPPED)
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
+        if index is not None:
+            _check_index(index, kind)
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, MemoryError) as error:
         raise DataError(f"is no whole vector index ({error}); remove it and build again", folder) from error
     found = (settings["count"], settings["width"]) if index is None else (index.ntotal, index.d)
     if found != vectors.shape:
@@ -434,6 +436,18 @@ KINDS: dict[str, type[FaissKind]] = {kind.__name__: kind for kind in (Flat, HNSW
 
 # Newer versions map codes and links too; older ones the inverted lists alone.
 _MAPPED = getattr(faiss, "IO_FLAG_MMAP_IFC", faiss.IO_FLAG_MMAP)
+
+
+def _check_index(index: Any, kind: FaissKind) -> None:
+    """Refuses what faiss read if its settings do not say so: its file may be anybody's.
+
+    Raises:
+        ValueError: it is another kind of index.
+    """
+    expected = {HNSW: "IndexHNSWFlat", IVF: "IndexIVFScalarQuantizer", IVFPQ: "IndexIVFPQ"}[type(kind)]
+    found = type(index).__name__
+    if found != expected or index.metric_type != faiss.METRIC_INNER_PRODUCT or not index.is_trained:
+        raise ValueError(f"{INDEX} holds a {found}, expected a trained {expected} of inner products")
 
 
 def _gpus() -> int:

@@ -12,6 +12,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -23,7 +24,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from simzoo.core.files import remove_scratch, replacing, sync_folder
+from simzoo.core.files import read_object, remove_scratch, replacing, sync_folder
 from simzoo.core.records import DataError
 from simzoo.core.reps import Ragged
 from simzoo.retrieval.storage.checksums import sample_sha256, whole_sha256
@@ -31,6 +32,7 @@ from simzoo.retrieval.storage.checksums import sample_sha256, whole_sha256
 GENERATION = "generation.json"
 LOG = "adding.log"
 FORMAT = 1
+LOGGED = {"base", "digest", "lengths", "columns"}
 REMOVED = "removed"
 BLOCK = 16_384  # rows copied at once by a compaction
 
@@ -111,18 +113,47 @@ class Generation:
         """
         path = folder / GENERATION
         try:
-            found = json.loads(path.read_text())
+            found = read_object(path, "restore the folder from a copy or build anew")
             if found.pop("format") != FORMAT:
                 raise DataError("was written by another version of simzoo; build the index anew", path)
             columns = {
                 name: Column(c["dtype"], tuple(c["width"]), c["fields"]) for name, c in found.pop("columns").items()
             }
             segments = tuple(Segment(**segment) for segment in found.pop("segments"))
-            return cls(columns=columns, segments=segments, **found)
+            read = cls(columns=columns, segments=segments, **found)
+            read._check()
         except FileNotFoundError:
             return cls()
-        except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
+        except DataError:
+            raise
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise DataError(f"is damaged ({error!r}); restore the folder from a copy or build anew", path) from error
+        return read
+
+    def _check(self) -> None:
+        """Refuses names of other places, and lengths that do not make up the rows: both may come from a stranger.
+
+        Raises:
+            ValueError: says which.
+        """
+        if not re.fullmatch(r"data-\d+", self.data):
+            raise ValueError(f"data {self.data!r} is no folder of an index")
+        expected = {}
+        for name, column in self.columns.items():
+            if column.value_bytes < 1 or column.fields < 0 or min(column.width, default=1) < 1:
+                raise ValueError(f"column {name!r} is of no possible kind")
+            if column.fields:
+                expected[f"{name}.offsets"] = 8 * (column.fields * self.rows + 1)
+            else:
+                expected[name] = column.value_bytes * self.rows
+        names = {REMOVED, *self.columns, *expected}
+        wrong = [name for name, length in self.lengths.items() if name not in names or length < 0]
+        wrong += [name for name, length in expected.items() if self.lengths.get(name) != length]
+        if wrong or self.rows < 0 or any(not re.fullmatch(r"\w[\w.-]*", name) for name in self.columns):
+            raise ValueError(f"{self.rows} rows do not fit the lengths of {sorted(map(str, wrong))[:3]}")
+        for segment in self.segments:
+            if not self.lengths.keys() >= segment.ends.keys() >= {*segment.begins, *segment.samples, *segment.sums}:
+                raise ValueError(f"the checksums of rows {segment.start} to {segment.stop - 1} are of other files")
 
     def write(self, folder: Path) -> None:
         """Makes it the one on disk."""
@@ -357,9 +388,9 @@ def _logged(path: Path, number: int) -> list[dict[str, Any]]:
     for line in path.read_bytes().splitlines(keepends=True) if path.exists() else ():
         try:
             entry = json.loads(line) if line.endswith(b"\n") else {}
-        except ValueError:
+        except (ValueError, RecursionError):
             entry = {}  # half a line
-        if entry.get("base") != number:
+        if not isinstance(entry, dict) or not entry.keys() >= LOGGED or entry["base"] != number:
             break
         entry["end"] = (found[-1]["end"] if found else 0) + len(line)
         found.append(entry)
