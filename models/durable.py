@@ -19,17 +19,10 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
+from simzoo.core.interrupts import Stopped
 from simzoo.core.locks import locked
 from simzoo.models.checkpointing import CheckpointFiles, newest, on_disk, remove_unfinished
 from simzoo.models.resuming import owe_validation, owes_epoch_end
-
-
-class Stopped(SystemExit):
-    """A signal ended the program: exit status 128 + its number, 143 for SIGTERM, 130 for Ctrl-C."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(128 + number)
-        self.number = number
 
 
 class Durable(Callback):
