@@ -43,12 +43,12 @@ def stopping(command: Sequence[str]) -> Iterator[None]:
     try:
         yield
     except (KeyboardInterrupt, Stopped) as error:
-        number = error.number if isinstance(error, Stopped) else signal.SIGINT
+        came = error.number if isinstance(error, Stopped) else int(signal.SIGINT)
         print(
-            f"stopped by {signal.Signals(number).name}; what was finished is kept, go on with: {shlex.join(command)}",
+            f"stopped by {signal.Signals(came).name}; what was finished is kept, go on with: {shlex.join(command)}",
             file=sys.stderr,
         )
-        raise Stopped(number) from None
+        raise Stopped(came) from None
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
