@@ -186,7 +186,8 @@ class TrainingLoop(LightningModule, ABC):
                     f"the checkpoint does not fit {name}: {key} has shape {tuple(held[key].shape)}, expected "
                     f"{tuple(value.shape)}; was it trained with another recipe?"
                 )
-        if self.trainer.state.fn == TrainerFn.FITTING and "optimizer_states" not in checkpoint:
+        states = {"optimizer_states", "lr_schedulers"}
+        if self.trainer.state.fn == TrainerFn.FITTING and not states <= checkpoint.keys():
             raise ValueError(
                 "the checkpoint holds weights only (save_weights_only), and a training goes on from one that holds the "
                 "optimiser's state, too"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 import time
@@ -16,12 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simzoo.core.files import replacing, sync_folder
+from simzoo.core.hub import check_links
 from simzoo.core.locks import locked
 from simzoo.core.records import DataError, Item
 from simzoo.core.reps import Ragged
 from simzoo.retrieval.first_stages.segmented_index import SegmentedIndex, kind_of, next_parts
 from simzoo.retrieval.first_stages.vector_index import Auto, FaissKind, open_index
-from simzoo.retrieval.storage.generation import Generation
+from simzoo.retrieval.storage.generation import GENERATION, Generation
 from simzoo.retrieval.storage.segments import (
     Columns,
     Growing,
@@ -30,7 +32,7 @@ from simzoo.retrieval.storage.segments import (
     records_digest,
     tidy,
 )
-from simzoo.retrieval.storage.texts import COLUMN, IdRun, TextStore, id_hashes, rows_of, text_column
+from simzoo.retrieval.storage.texts import COLUMN, FIELDS, IdRun, TextStore, id_hashes, rows_of, text_column
 
 VECTORS = "vectors"
 QUIET_SECONDS = 30.0  # between two lines about a long addition
@@ -88,6 +90,8 @@ class IndexFolder:
         Raises:
             DataError: a file is missing, cut short or not what was written.
         """
+        if self.folder.is_dir():
+            check_links(self.folder)
         for _ in range(10):
             generation = Generation.read(self.folder)
             try:
@@ -99,6 +103,7 @@ class IndexFolder:
         raise DataError("changes faster than it can be opened", self.folder)
 
     def _opened(self, generation: Generation) -> Opened:
+        _check_extras(self.folder / GENERATION, generation)
         columns = Columns(self.folder, generation)
         extras = generation.extras
         items = TextStore(np.empty(0, dtype=np.uint8), np.zeros(1, dtype=np.int64))
@@ -109,7 +114,7 @@ class IndexFolder:
                 every = columns.values(VECTORS)
                 parts = [
                     (start, open_index(columns.folder / _part(start, stop), every[start:stop]))
-                    for start, stop in extras["parts"]
+                    for start, stop in extras.get("parts", ())
                 ]
                 vectors = SegmentedIndex(every, parts)
         ids = [IdRun.open(columns.folder / _ids(start, stop), stop - start) for start, stop in extras.get("ids", ())]
@@ -188,7 +193,7 @@ class IndexFolder:
             kept = np.flatnonzero(~gone)
             hashes = np.empty(opened.generation.rows, dtype=np.uint64)
             for run in opened.ids:
-                hashes[run.rows] = run.hashes
+                hashes[run.rows_below(len(hashes))] = run.hashes
             copy = compacted(self.folder, opened.columns, kept)
             try:
                 self._commit(copy, IdRun.of([hashes[kept]], [np.arange(len(kept))]))
@@ -351,6 +356,33 @@ def _there(opened: Opened, ids: Sequence[str]) -> Rows:
             opened.columns.folder.parent,
         )
     return rows
+
+
+def _check_extras(path: Path, generation: Generation) -> None:
+    """Refuses extras that are not those of a whole index: what they leave out would not be found.
+
+    Raises:
+        DataError: says what is wrong.
+    """
+    extras, rows = generation.extras, generation.rows
+    kept = extras.get("search")
+    texts = generation.columns.get(COLUMN)
+    try:
+        for key in ("ids", "parts"):
+            runs = [(int(start), int(stop)) for start, stop in extras.get(key, ())]
+            stops = [0, *(stop for _, stop in runs)]
+            follow = [start for start, _ in runs] == stops[:-1] and sorted(set(stops)) == stops
+            # Behind the last part vectors are scanned.
+            if not follow or stops[-1] > rows or (key == "ids" and stops[-1] < rows):
+                raise ValueError(f"{key} do not make up {rows} rows")
+        if kept is not None and not (
+            re.fullmatch(r"search-\d+", kept["folder"]) and all(re.fullmatch(r"\w+", name) for name in kept["arrays"])
+        ):
+            raise ValueError("search names a folder elsewhere")
+        if rows and (texts is None or texts.fields != FIELDS or np.dtype(texts.dtype) != np.uint8):
+            raise ValueError("there is no column of texts")
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataError(f"is damaged ({error}); restore the folder from a copy or build anew", path) from error
 
 
 def _mentioned(generation: Generation) -> list[str]:

@@ -108,8 +108,8 @@ class SimilarityJudge(Judge):
 class CallableJudge(Judge):
     """A function of texts: an API, a sentence-transformers ``CrossEncoder.predict``, any code.
 
-    The function gets chunks. When it raises, the scores of the chunks before are kept, and the same queries asked again
-    go on where they were; the exception is passed on.
+    The function gets chunks. When it raises, or gives a score that is not finite, all others are kept, and the same
+    queries asked again go on where they were; the exception is passed on.
 
     Args:
         function: of a list of (query text, item text) to as many scores. Texts of items are title and text.
@@ -162,7 +162,10 @@ class _Asked:
         new = np.flatnonzero(np.isnan(scores))
         if new.size:
             scores[new] = self._asked(query_rows[new], item_rows[new])
-        self._pairs.append((query_rows, item_rows, scores))
+        good = np.isfinite(scores)
+        self._pairs.append((query_rows[good], item_rows[good], scores[good]))
+        if not good.all():  # the scorer refuses the others, and names them
+            self._keep()
         return scores
 
     def _asked(self, query_rows: Rows, item_rows: Rows) -> NDArray[Any]:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import inspect
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
+from simzoo.core.files import read_object
 from simzoo.core.records import DataError, History, Query
 from simzoo.core.registry import choice, subclasses
 from simzoo.retrieval.searcher import Searcher
 
 SETTINGS = "settings.json"
 FORMAT = 1
+KEPT = ({"checkpoint", "sha256", "class"}, {"function"})  # what is said of a model
 MODELS = {"similarity": "similarity", "embedder": "embedder"}  # folders of models at hand
 
 
@@ -66,6 +67,13 @@ def read(value: Any, path: Path, *bases: type) -> Any:
     if not isinstance(value, dict):
         return value
     if value.keys() == {"path"} and isinstance(value["path"], str):
+        place = Path(value["path"]).resolve()
+        if not place.is_relative_to(path.parent.resolve()):
+            raise DataError(
+                f"names {place}, to be written to, which lies outside of the index; if you know it, hand over the "
+                "searcher: Engine.load(folder, search=...)",
+                path,
+            )
         return Path(value["path"])
     name, arguments = value.get("class"), value.get("arguments")
     kind = _class(name, bases) if isinstance(name, str) else None
@@ -122,17 +130,25 @@ def settings_of(folder: Path) -> dict[str, Any]:
     """
     path = folder / SETTINGS
     try:
-        found = json.loads(path.read_text())
-        if found["format"] != FORMAT:
-            raise DataError("was written by another version of simzoo; build the index anew", path)
-        missing = {"similarity", "embedder", "search", "index", "anchors"} - found.keys()
-        if missing:
-            raise DataError(f"lacks {', '.join(sorted(missing))}; build the index anew", path)
+        found = read_object(path, "build the index anew")
     except FileNotFoundError:
         raise DataError("holds no index; make one with Engine.add and Engine.save", folder) from None
-    except (KeyError, TypeError, json.JSONDecodeError) as error:
-        raise DataError(f"is damaged ({error!r}); build the index anew", path) from error
-    return dict(found)
+    if found.get("format") != FORMAT:
+        raise DataError("was written by another version of simzoo; build the index anew", path)
+    if missing := {*MODELS, "search", "index", "anchors"} - found.keys():
+        raise DataError(f"lacks {', '.join(sorted(missing))}; build the index anew", path)
+    for name in MODELS:
+        kept = found[name]
+        if not (kept is None or (isinstance(kept, dict) and kept.keys() in KEPT and all_texts(kept.values()))):
+            raise DataError(f"{name} is {kept!r:.80}, expected what was loaded; build the index anew", path)
+    if not isinstance(found["anchors"], list):
+        raise DataError(f"anchors is {found['anchors']!r:.80}, expected a list; build the index anew", path)
+    return found
+
+
+def all_texts(values: Iterable[object]) -> bool:
+    """Whether each is a text."""
+    return all(isinstance(value, str) for value in values)
 
 
 def named(folder: Path, name: str, kept: Mapping[str, str]) -> str | Path:
@@ -196,9 +212,11 @@ def query_of(value: Mapping[str, Any], path: Path) -> Query:
     """
     try:
         kind = {"Query": Query, "History": History}[value["class"]]
+        if not all_texts((value["id"], value["text"])):
+            raise TypeError("its id and text are no texts")
         arguments: dict[str, Any] = {
             key: tuple(one) if isinstance(one, list) else one for key, one in value.items() if key != "class"
         }
         return kind(**arguments)
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise DataError(f"holds an anchor that is no query ({error}); build the index anew", path) from error

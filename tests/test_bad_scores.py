@@ -110,6 +110,30 @@ def test_a_scorer_that_raises_is_not_asked_again_for_what_it_gave(searcher: Sear
     assert len(paid) == len(set(paid)) == found.calls.sum() == 12 * 60
 
 
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_score_that_is_not_finite_costs_its_own_pair_alone(bad: float) -> None:
+    """The finite scores of its chunk were thrown away, and paid for again."""
+    paid: list[tuple[str, str]] = []
+    broken = [("query 3", "7"), ("query 3", "9")]
+
+    def function(pairs: list[tuple[str, str]]) -> list[float]:
+        paid.extend(pairs)
+        return [bad if pair in broken else float(MATRIX[int(pair[0].split()[-1]), int(pair[1])]) for pair in pairs]
+
+    items = [Item(f"{row}", f"{row}") for row in range(60)]
+    asked = [Query(f"{row}", f"query {row}") for row in range(6)]
+    searcher = Exact()
+    searcher.index(Corpus(items, CallableJudge(function, items, chunk=16)))
+    with pytest.raises(FloatingPointError, match=r"2 of 16 scores .* query '3', item '7'"):
+        searcher.search(asked, 5)
+    before, wrong = set(paid), set(broken)
+    broken.clear()
+    found = searcher.search(asked, 5)
+    twice = {pair for pair in paid if paid.count(pair) > 1}
+    assert wrong <= before and twice == wrong and len(set(paid)) == 6 * 60
+    np.testing.assert_array_equal(found.items, np.argsort(-MATRIX[:6, :60], axis=1, kind="stable")[:, :5])
+
+
 @ONE
 @pytest.mark.parametrize("value", [0.0, -3.5, 1e30])
 def test_constant_scores_come_by_row(searcher: Searcher, value: float) -> None:

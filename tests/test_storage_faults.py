@@ -18,10 +18,16 @@ from simzoo.core import locks
 from simzoo.core.locks import InUse, locked
 from simzoo.core.records import DataError, Item
 from simzoo.core.reps import Ragged, Reps
+from simzoo.models.dual_encoder import DualEncoder
+from simzoo.retrieval.first_stages.lexical import BM25
+from simzoo.retrieval.scorer import Scorer
 from simzoo.retrieval.storage import checksums, graph
 from simzoo.retrieval.storage.graph import GraphConfig, build_graph, load_graph
 from simzoo.retrieval.storage.representations import RepresentationStore
+from simzoo.retrieval.storage.score_matrix import build_matrix
+from simzoo.retrieval.teaching import write_lessons
 from tests.forks import SmallDisk, in_child, killed_at
+from tests.toy import toy_collection
 
 ITEMS = [Item(str(i), "boat") for i in range(40)]
 VECTORS = np.random.default_rng(0).normal(size=(40, 6)).astype(np.float32)
@@ -61,7 +67,21 @@ def test_a_kill_after_any_step_leaves_nothing_behind(
     assert step > 10
 
 
-@pytest.mark.parametrize("work", [build, walk])
+def score(folder: Path) -> None:
+    """A score matrix, in shards."""
+    collection = toy_collection()
+    size = len(collection.items)
+    scorer_of = lambda queries: Scorer(lambda _, items: items / size, len(queries), size)  # noqa: E731
+    build_matrix(scorer_of, collection, np.arange(6), "m", folder, query_block=2)
+
+
+def teach(folder: Path) -> None:
+    """A teacher's records."""
+    torch.manual_seed(0)
+    write_lessons(DualEncoder.tiny().eval(), toy_collection(num_queries=4), BM25(), folder, 3, 2, 0)
+
+
+@pytest.mark.parametrize("work", [build, walk, score, teach])
 def test_the_second_of_two_builders_is_refused_by_name(
     work: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,7 +5,6 @@ What a search in one promises: `vector_search`. faiss is imported where one of i
 
 from __future__ import annotations
 
-import json
 import math
 from abc import abstractmethod
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from simzoo.core.files import read_object
 from simzoo.core.progress import progress
 from simzoo.core.records import DataError
 from simzoo.retrieval.first_stages.clusters import TRAINING, Clusters
@@ -247,17 +247,31 @@ def open_index(folder: Path, vectors: Floats) -> VectorIndex:
     """
     path = folder / INDEX
     try:
-        settings = json.loads((folder / SETTINGS).read_text())
+        settings = read_object(folder / SETTINGS, "remove it and build again")
         kind = KINDS[settings["class"]](**settings["arguments"])
         if not isinstance(kind, Flat):
             check(path, settings["file"])
         index = None if isinstance(kind, Flat) else _mapped(path)
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
+        if index is not None:
+            _check_index(index, kind)
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, MemoryError) as error:
         raise DataError(f"is no whole vector index ({error}); remove it and build again", folder) from error
     found = (settings["count"], settings["width"]) if index is None else (index.ntotal, index.d)
     if found != vectors.shape:
         raise DataError(f"is an index of vectors {found}, expected {vectors.shape}; remove it and build again", folder)
     return VectorIndex(vectors, kind, index, None if index is None else path)
+
+
+def _check_index(index: Any, kind: FaissKind) -> None:
+    """Refuses what faiss read if its settings do not say so: its file may be anybody's.
+
+    Raises:
+        ValueError: it is another kind of index.
+    """
+    expected = {HNSW: "IndexHNSWFlat", IVF: "IndexIVFScalarQuantizer", IVFPQ: "IndexIVFPQ"}[type(kind)]
+    found = type(index).__name__
+    if found != expected or index.metric_type != faiss().METRIC_INNER_PRODUCT or not index.is_trained:
+        raise ValueError(f"{INDEX} holds a {found}, expected a trained {expected} of inner products")
 
 
 def _mapped(path: Path) -> Any:

@@ -27,10 +27,10 @@ from simzoo.core.files import remove_scratch, sync_folder
 from simzoo.core.records import DataError
 from simzoo.core.reps import Ragged
 from simzoo.retrieval.storage.checksums import sample_sha256, whole_sha256
-from simzoo.retrieval.storage.generation import Column, Generation, Segment
+from simzoo.retrieval.storage.generation import REMOVED, Column, Generation, Segment
 
 LOG = "adding.log"
-REMOVED = "removed"
+LOGGED = {"base", "digest", "lengths", "columns"}
 BLOCK = 16_384  # rows copied at once by a compaction
 
 Array = NDArray[Any]
@@ -265,9 +265,9 @@ def _logged(path: Path, number: int) -> list[dict[str, Any]]:
     for line in path.read_bytes().splitlines(keepends=True) if path.exists() else ():
         try:
             entry = json.loads(line) if line.endswith(b"\n") else {}
-        except ValueError:
+        except (ValueError, RecursionError):
             entry = {}  # half a line
-        if entry.get("base") != number:
+        if not isinstance(entry, dict) or not entry.keys() >= LOGGED or entry["base"] != number:
             break
         entry["end"] = (found[-1]["end"] if found else 0) + len(line)
         found.append(entry)
