@@ -118,8 +118,8 @@ class Embedder:
         found = _vectors(encode_queries(self.asks, queries))
         if found.shape[1] != self.vectors.shape[1]:
             raise ValueError(
-                f"the queries' vectors have width {found.shape[1]}, the items' {self.vectors.shape[1]}: they are not of "
-                "one space"
+                f"the queries' vectors have width {found.shape[1]}, the items' {self.vectors.shape[1]}: they are not "
+                "of one space"
             )
         return found
 

@@ -191,6 +191,18 @@ class Engine:
         """Whether the similarity's representations are the embedder's vectors."""
         return self._similarity is self._embedder
 
+    @property
+    def corpus(self) -> Corpus:
+        """The items as they are now, with what scores and embeds them: for other searchers than the engine's own.
+
+        Raises:
+            ValueError: there are no items.
+        """
+        opened = self._store.read()
+        if not opened.count:
+            raise ValueError("the index holds no items: add some first")
+        return self._corpus_of(opened)
+
     # -- search --------------------------------------------------------------------------------------------------------
 
     @overload

@@ -10,6 +10,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from simzoo.core.files import replacing
+from simzoo.core.locks import locked
 from simzoo.core.records import DataError, History, Query
 
 SETTINGS = "settings.json"
@@ -131,6 +133,20 @@ def settings_of(folder: Path) -> dict[str, Any]:
     except (KeyError, TypeError, json.JSONDecodeError) as error:
         raise DataError(f"is damaged ({error!r}); build the index anew", path) from error
     return dict(found)
+
+
+def rewrite_search(folder: Path, searcher: Any) -> None:
+    """Makes another searcher that of the index in a folder.
+
+    Raises:
+        DataError: there is no index.
+        InUse: another process writes to it.
+        TypeError: the searcher cannot be written.
+    """
+    with locked(folder):
+        changed = {**settings_of(folder), "search": written(searcher)}
+        with replacing(folder / SETTINGS) as file:
+            file.write(json.dumps(changed, indent=1).encode())
 
 
 def named(folder: Path, name: str, kept: Mapping[str, str]) -> str | Path:

@@ -119,9 +119,9 @@ class LowRank(Source):
 
 @pytest.fixture(scope="module")
 def problem() -> tuple[Collection, np.ndarray[Any, np.dtype[np.float32]]]:
-    """140 queries and 200 items, scores of rank 6 with noise of a tenth of their deviation."""
+    """140 queries and 200 items, scores of rank 3 with noise of a tenth of their deviation."""
     rng = np.random.default_rng(0)
-    scores = rng.normal(size=(140, 6)) @ rng.normal(size=(6, 200)) / 6**0.5
+    scores = rng.normal(size=(140, 3)) @ rng.normal(size=(3, 200)) / 3**0.5
     return LowRank().read("test")[0], (scores + 0.1 * rng.normal(size=scores.shape)).astype(np.float32)
 
 
@@ -148,8 +148,14 @@ def trained(
         "model": {
             "class_path": "MatrixFactorization",
             "init_args": {
-                "width": 8,
-                "optimization": {"lr": 0.03, "weight_decay": 0.0, "warmup": 0.0, "schedule": "constant_with_warmup"},
+                "width": 4,
+                "optimization": {
+                    "lr": 0.1,
+                    "betas": [0.9, 0.99],
+                    "weight_decay": 0.0,
+                    "warmup": 0.0,
+                    "schedule": "constant_with_warmup",
+                },
             },
         },
         "data": {
@@ -161,10 +167,10 @@ def trained(
                 },
             },
             "lists": {"class_path": "MatrixEntries"},
-            "batch_size": 4,
+            "batch_size": 10,
         },
         "trainer": {
-            "max_epochs": 40,
+            "max_epochs": 20,
             "check_val_every_n_epoch": 20,
             "accelerator": "cpu",
             "enable_progress_bar": False,
@@ -195,7 +201,7 @@ def test_a_trained_factorization_finds_what_random_vectors_do_not(
 ) -> None:
     """Vectors that were trained, saved and loaded, but stand at other items, search like random ones."""
     ids = [item.id for item in problem[0].items]
-    chance = MatrixFactorization(ids, ["q0"], 8).eval()
+    chance = MatrixFactorization(ids, ["q0"], 4).eval()
     assert recall(chance, problem) < 0.4
     assert recall(trained[1], problem) > 0.8
 
@@ -213,7 +219,7 @@ def test_held_out_entries_are_predicted(
     for row, items in enumerate(ScoredPairs(BEIR(trained[0] / "data"), trained[0] / "entries").collection.candidates):
         unseen[row, list(items)] = False
     assert unseen.sum() == 100 * 160
-    assert np.corrcoef(predicted[unseen], scores[:100][unseen])[0, 1] > 0.95
+    assert np.corrcoef(predicted[unseen], scores[:100][unseen])[0, 1] > 0.9
 
 
 def test_new_queries_have_the_mean_vector_and_new_items_none(
@@ -233,13 +239,13 @@ def test_a_run_goes_on_with_the_same_bytes_and_no_other_rows(
 ) -> None:
     """Moments that are lost on the way change every later step; rows of other items score nonsense."""
     folder = trained[0]
-    words = ["fit", "--config", str(folder / "recipe.yaml"), "--trainer.max_epochs", "3", "--resume_every", "7"]
+    words = ["fit", "--config", str(folder / "recipe.yaml"), "--trainer.max_epochs", "2", "--resume_every", "4"]
     train.main([*words, "--output", str(tmp_path / "whole")])
-    train.main([*words, "--output", str(tmp_path / "half"), "--trainer.max_steps", "35"])
+    train.main([*words, "--output", str(tmp_path / "half"), "--trainer.max_steps", "14"])
     train.main([*words, "--output", str(tmp_path / "half"), "--ckpt_path", "last"])
     released = [(tmp_path / name / "release" / "model.safetensors").read_bytes() for name in ("whole", "half")]
     assert released[0] == released[1]
-    other = MatrixFactorization([f"i{row}" for row in range(199, -1, -1)], [f"q{row}" for row in range(100)], 8)
+    other = MatrixFactorization([f"i{row}" for row in range(199, -1, -1)], [f"q{row}" for row in range(100)], 4)
     state = load(tmp_path / "half" / "release").trained_state()
     with pytest.raises(ValueError, match="rows of others"):
         other.on_load_checkpoint({"state_dict": state, "class": "MatrixFactorization", "optimizer_states": []})
@@ -335,7 +341,7 @@ def test_queries_may_be_encoded_by_the_dual_encoder(tmp_path: Path) -> None:
     searcher = Rerank(dense, budget=4)
     searcher.index(Corpus(items, MatrixJudge(np.zeros((2, 4), dtype=np.float32), ["new", "other"])))
     np.testing.assert_allclose(
-        np.sort(dense.search(queries, 4)[1])[:, ::-1], wanted.sort(descending=True)[0], rtol=1e-5
+        np.sort(dense.search(queries, 4)[1])[:, ::-1], wanted.sort(descending=True)[0], atol=1e-6
     )
     with pytest.raises(ValueError, match="goes with a checkpoint"):
         Dense(queries=tmp_path / "dual")
