@@ -52,9 +52,9 @@ def build_sparse_matrix(
 
     A shard is written under another name and then renamed, so that a run that is killed at any moment goes on where it
     was and ends with the same bytes. Where the scorer raises, what it had scored of the shard is kept as well. Besides
-    the items, the queries and what the first stage and the judge hold, the work holds one shard: its pairs, its
-    queries' representations, and the first stage's scores of one of its batches; about 200 bytes a pair of a shard for
-    the rows and scores, however many items, queries and shards there are.
+    the items, the queries and what the first stage and the judge hold, the work holds one shard: its pairs and scores,
+    its queries' representations, and what the first stage found for it. The pairs and scores of a shard of 8,192 take
+    less than 3 MiB, however many items, queries and shards there are (`benchmarks/sparse_matrix/build.py`).
 
     Args:
         corpus: N items with a judge.

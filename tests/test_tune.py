@@ -155,7 +155,7 @@ def test_the_choice_is_a_file_that_run_takes(place: Path, capsys: pytest.Capture
 def test_every_setting_is_read_back_as_it_was_chosen(tmp_path: Path) -> None:
     """A solver, a vector index or a shared first stage that does not survive the file is tuned in vain."""
     given = AXN(Dense("x", ann=HNSW(), queries="y"), budget=30, rounds=3, normalize=True, pool=50)
-    for name, searcher in settings(given, **GRID):
+    for name, searcher in [*settings(given, **GRID)][::4]:  # least norm, a ridge, one around a vector
         (tmp_path / "one.yaml").write_text(yaml.safe_dump({"search": recipe(searcher)}))
         found = parsed(["run", "--config", str(tmp_path / "one.yaml"), "--data", "WordNet", "--output", "x"])
         assert isinstance(searcher, AXN) and isinstance(found, AXN), name
