@@ -155,7 +155,7 @@ class CLI(LightningCLI):
         return {self.named: every[self.named]} if self.named in every else every
 
     def add_arguments_to_parser(self, parser: Any) -> None:
-        """Adds the run's folder and what is kept in it; hands the items' ids to a model that has a row for each."""
+        """Adds the run's folder and what is kept in it; hands the ids of records to a model that has a row for each."""
         parser.add_argument(
             "--output",
             type=Path | None,
@@ -182,7 +182,8 @@ class CLI(LightningCLI):
             help="write the trained model as a checkpoint folder here; null: into release in the output folder",
         )
         # Passed over where the model does not take them.
-        parser.link_arguments("data.item_ids", "model.init_args.item_ids", apply_on="instantiate")
+        for name in ("item_ids", "query_ids"):
+            parser.link_arguments(f"data.{name}", f"model.init_args.{name}", apply_on="instantiate")
 
     def before_instantiate_classes(self) -> None:
         """Seeds model and data; ``seed_everything`` is a number by now."""

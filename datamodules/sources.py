@@ -37,6 +37,11 @@ class Source(ABC):
         """
         return []
 
+    @property
+    def query_ids(self) -> list[str]:
+        """Every training query's id, by row, for a model that has a row for each; empty for other sources."""
+        return []
+
     def collections(self, split: Split) -> list[Collection]:
         """The collections of a split that have queries, read once."""
         known: dict[str, list[Collection]] = self.__dict__.setdefault("_known", {})

@@ -84,6 +84,11 @@ class TrainingData(LightningDataModule):
         """See `Source.item_ids`."""
         return [] if self.source is None else self.source.item_ids
 
+    @property
+    def query_ids(self) -> list[str]:
+        """See `Source.query_ids`."""
+        return [] if self.source is None else self.source.query_ids
+
     def setup(self, stage: str) -> None:
         """Installs the miner, and refuses lists that cannot give what the loss needs."""
         assert self.trainer is not None

@@ -20,6 +20,7 @@ from simzoo.losses.ranking import (
     other_positives_cross_entropy,
     pair,
     softmax_cross_entropy,
+    squared_error,
 )
 
 __all__ = [
@@ -218,6 +219,16 @@ class MarginMSE(Loss):
     def forward(self, scores: Tensor, targets: Targets) -> Tensor:
         """See `Loss.forward`."""
         return margin_mse(scores, targets.labels, targets.mask, self.taken(targets, "teacher"))
+
+
+class SquaredError(Loss):
+    """`squared_error` against a teacher's scores: what matrix factorizations minimise (AXN Eq. 3)."""
+
+    needed = frozenset({"teacher"})
+
+    def forward(self, scores: Tensor, targets: Targets) -> Tensor:
+        """See `Loss.forward`."""
+        return squared_error(scores, self.taken(targets, "teacher"), targets.mask)
 
 
 class KLToRetriever(Loss):

@@ -174,6 +174,22 @@ def margin_mse(scores: Tensor, labels: Tensor, mask: Tensor, teacher: Tensor) ->
     return (margins - wanted.to(margins.dtype)).square().sum() / max(rows.numel(), 1)
 
 
+def squared_error(scores: Tensor, teacher: Tensor, mask: Tensor) -> Tensor:
+    """Mean of (score - teacher)^2 over the entries that the teacher scored (AXN Eq. 3).
+
+    Args:
+        scores: (B, K), the student's.
+        teacher: (B, K), NaN where the teacher did not score; such entries take no part.
+        mask: (B, K) bool, True where a candidate counts.
+
+    Returns:
+        Scalar, the mean over all entries of the batch; 0 where there are none.
+    """
+    known = mask & torch.isfinite(teacher)
+    errors = full(scores)[known] - teacher[known]
+    return errors.square().sum() / max(errors.numel(), 1)
+
+
 def kl_divergence(scores: Tensor, others: Tensor, mask: Tensor) -> Tensor:
     """KL(p || r), p and r being softmax of the two kinds of scores (CMC Eq. 5: of the model and of its retriever).
 

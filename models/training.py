@@ -122,16 +122,20 @@ class TrainingLoop(LightningModule, ABC):
     test_step = validation_step
 
     def configure_optimizers(self) -> Any:
-        """AdamW over the parameter groups, with the schedule.
+        """The optimiser over the parameter groups, with the schedule.
 
         Raises:
             ValueError: the schedule depends on the number of steps, which the trainer cannot know.
         """
         settings = self.optimization
-        optimizer = torch.optim.AdamW(self.parameter_groups(), lr=settings.lr, betas=settings.betas)
+        optimizer = self.make_optimizer(self.parameter_groups())
         steps = self._total_steps() if settings.needs_steps else 0
         scheduler = get_scheduler(settings.schedule, optimizer, int(settings.warmup * steps), steps)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    def make_optimizer(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+        """The optimiser of parameter groups."""
+        return torch.optim.AdamW(groups, lr=self.optimization.lr, betas=self.optimization.betas)
 
     def _total_steps(self) -> int:
         """Optimiser steps of the whole training; Lightning's -1 or inf for an unknown number would make the rate 0."""

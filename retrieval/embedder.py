@@ -32,15 +32,20 @@ class Embedder:
         vectors: (N, d) float32, in memory or memory-mapped.
         index: over these vectors.
         exact: whether the index is exact; otherwise it is approximate.
+        asks: another one that encodes the queries, into the same space; None: ``similarity``.
 
     Raises:
         TypeError: the similarity's score is not an inner product of two vectors.
         ValueError: it is in training mode.
     """
 
-    def __init__(self, similarity: Any, vectors: Floats, index: VectorSearch, exact: bool) -> None:
-        check_inner_product(similarity)
+    def __init__(
+        self, similarity: Any, vectors: Floats, index: VectorSearch, exact: bool, asks: Any | None = None
+    ) -> None:
+        for one in (similarity, asks):
+            check_inner_product(one)
         self.similarity = similarity
+        self.asks = similarity if asks is None else asks
         self.vectors = vectors
         self.index = index
         self.exact = exact
@@ -99,7 +104,13 @@ class Embedder:
         return known
 
     def _encoded(self, queries: Sequence[Query]) -> Floats:
-        return _vectors(encode_queries(self.similarity, queries))
+        found = _vectors(encode_queries(self.asks, queries))
+        if found.shape[1] != self.vectors.shape[1]:
+            raise ValueError(
+                f"the queries' vectors have width {found.shape[1]}, the items' {self.vectors.shape[1]}: they are not "
+                "of one space"
+            )
+        return found
 
     def search(
         self,

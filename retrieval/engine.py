@@ -189,6 +189,15 @@ class Engine:
             found[VECTORS] = checked_vectors(vectors, len(items), "the embedder gave")
         return found
 
+    @property
+    def corpus(self) -> Corpus:
+        """The items as they are now, with what scores and embeds them: for other searchers than the engine's own.
+
+        Raises:
+            ValueError: there are no items.
+        """
+        return self._items.corpus()
+
     # -- search --------------------------------------------------------------------------------------------------------
 
     @overload

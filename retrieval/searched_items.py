@@ -68,6 +68,14 @@ class SearchedItems:
         with self._lock:
             self._corpus = None
 
+    def corpus(self) -> Corpus:
+        """The items on disk now, not indexed.
+
+        Raises:
+            ValueError: there are none.
+        """
+        return self._corpus_of(_not_empty(self._store.read()))
+
     def ready(self) -> tuple[Opened, Corpus]:
         """The items, indexed by the searcher.
 
@@ -75,9 +83,7 @@ class SearchedItems:
             ValueError: there are none.
         """
         with self._lock:
-            opened = self.opened
-            if not opened.count:
-                raise ValueError("the index holds no items: add some first")
+            opened = _not_empty(self.opened)
             if self._corpus is None or self._corpus.items is not opened.items:
                 corpus = self._corpus_of(opened)
                 old, self._corpus = self._corpus, None
@@ -123,3 +129,9 @@ class SearchedItems:
             name=str(self._store.folder),
             shelf=shelf,
         )
+
+
+def _not_empty(opened: Opened) -> Opened:
+    if not opened.count:
+        raise ValueError("the index holds no items: add some first")
+    return opened

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-from simzoo.core.files import read_object
+from simzoo.core.files import read_object, replacing
+from simzoo.core.locks import locked
 from simzoo.core.records import DataError, History, Query
 from simzoo.core.registry import choice, subclasses
 from simzoo.retrieval.searcher import Searcher
@@ -149,6 +151,20 @@ def settings_of(folder: Path) -> dict[str, Any]:
 def all_texts(values: Iterable[object]) -> bool:
     """Whether each is a text."""
     return all(isinstance(value, str) for value in values)
+
+
+def rewrite_search(folder: Path, searcher: Any) -> None:
+    """Makes another searcher that of the index in a folder.
+
+    Raises:
+        DataError: there is no index.
+        InUse: another process writes to it.
+        TypeError: the searcher cannot be written.
+    """
+    with locked(folder):
+        changed = {**settings_of(folder), "search": written(searcher, Searcher)}
+        with replacing(folder / SETTINGS) as file:
+            file.write(json.dumps(changed, indent=1).encode())
 
 
 def named(folder: Path, name: str, kept: Mapping[str, str]) -> str | Path:

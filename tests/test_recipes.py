@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -17,10 +18,15 @@ from simzoo import train
 from simzoo.core.recipes import read_recipe
 from simzoo.datamodules.readers.wordnet import find_wordnet
 from simzoo.datamodules.readers.zeshel import ZESHEL_SPLITS
+from simzoo.datamodules.sources import WordNet
 from simzoo.models.cross_encoder import CrossEncoder
 from simzoo.models.formats import load, save
 from simzoo.models.parts.backbone import MINILM
 from simzoo.models.parts.tiny import tiny_backbone
+from simzoo.retrieval.corpus import Corpus
+from simzoo.retrieval.judge import MatrixJudge
+from simzoo.retrieval.pair_sampling import QueriesToItems
+from simzoo.retrieval.sparse_matrix import build_sparse_matrix
 from tests.layouts import write_blink, write_dstc7, write_msmarco, write_zeshel
 
 ROOT = Path(__file__).parents[1]
@@ -98,6 +104,17 @@ def pairs(path: Path) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
+def entries(folder: Path) -> None:
+    """Made-up scores of twelve queries of noun.event with six items each, and vectors to start from."""
+    [event] = WordNet(world="noun.event", titles=False).collections("test")
+    queries, rng = event.queries[:12], np.random.default_rng(0)
+    judge = MatrixJudge(rng.normal(size=(12, len(event.items))), [query.id for query in queries])
+    corpus = Corpus(event.items, judge)
+    build_sparse_matrix(corpus, queries, QueriesToItems(0, 6), folder, event.fingerprint, "made up")
+    for name, count in (("items", len(event.items)), ("queries", 12)):
+        np.save(folder / f"{name}.npy", rng.normal(size=(count, 16)).astype(np.float32))
+
+
 def backbone(folder: Path) -> None:
     """A BERT of the width of bert-base with one layer and random weights, with its vocabulary."""
     AutoTokenizer.from_pretrained(train_tokenizer()).save_pretrained(folder)
@@ -132,6 +149,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for split in ("train", "val"):
         for world in ZESHEL_SPLITS[split]:
             write_zeshel(data / "zeshel", world, split, queries=4)
+    entries(folder / "out" / "noun.event-entries")
     for recipe in RECIPES:
         source = read_recipe(recipe)["data"]["source"]
         if short(source) == "NextItems":

@@ -66,7 +66,8 @@ def save(model: LearnedSimilarity, folder: str | Path, dtype: torch.dtype = torc
         if local is not None:
             arguments["backbone"] |= {"name": INSIDE, "revision": None}
     config = {"format": FORMAT, "class": f"{type(model).__module__}.{type(model).__qualname__}", "arguments": arguments}
-    tensors = {name: value.to(dtype).contiguous().cpu() for name, value in model.trained_state().items()}
+    state = model.trained_state()  # whole numbers in it (keys of rows) keep their type
+    tensors = {n: (v.to(dtype) if v.is_floating_point() else v).contiguous().cpu() for n, v in state.items()}
     if not tensors:
         raise ValueError("nothing to save: the model's adapters were merged; save it before Encoder.merge()")
     # Inside the folder, which may be a disk of its own; a killed run's scratch is the same.

@@ -11,6 +11,13 @@ ANNCUR = """\
   journal = {arXiv preprint arXiv:2210.12579},
   year    = {2022}
 }"""
+AXN = """\
+@inproceedings{yadav2024adaptive,
+  title     = {Adaptive Retrieval and Scalable Indexing for k-NN Search with Cross-Encoders},
+  author    = {Yadav, Nishant and others},
+  booktitle = {International Conference on Learning Representations},
+  year      = {2024}
+}"""
 CMC = """\
 @misc{song2024comparing,
   title  = {Comparing Neighbors Together Makes it Easy: Jointly Comparing Multiple Candidates for Efficient and Effective Retrieval},

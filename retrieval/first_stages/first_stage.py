@@ -50,9 +50,15 @@ class FirstStage(ABC):
         return 0
 
     def index(self, corpus: Corpus) -> None:
-        """Offline work over the items."""
+        """Offline work over the items; nothing to do for a corpus that was indexed last."""
+        if self._corpus is corpus:
+            return
         self._corpus = corpus
-        self.prepare()
+        try:
+            self.prepare()
+        except BaseException:
+            self._corpus = None
+            raise
 
     def extend(self, corpus: Corpus, start: int) -> None:
         """The corpus has grown, its rows from ``start`` on are new; or others were removed since: see `grow`.
