@@ -113,7 +113,9 @@ class NextItemLists(TrainingLists):
         """See `TrainingLists.part`."""
         return NextItemTraining(self, collection, model, seed)
 
-    def validation(self, collection: Collection, model: Any, seed: int = 0, depth: int = 0) -> NextItemEvaluation:
+    def validation(
+        self, collection: Collection, model: Any, seed: int = 0, depth: int | None = 0
+    ) -> NextItemEvaluation:
         """See `TrainingLists.validation`; there is no depth."""
         return NextItemEvaluation(self, collection, model, seed)
 
