@@ -107,7 +107,7 @@ class MatrixEntries(TrainingLists):
         """See `TrainingLists.part`."""
         return EntryLists(self, collection, model, seed, held=False)
 
-    def validation(self, collection: Collection, model: Any, seed: int, depth: int) -> EntryLists:
+    def validation(self, collection: Collection, model: Any, seed: int, depth: int | None) -> EntryLists:
         """See `TrainingLists.validation`; there is no depth."""
         return EntryLists(self, collection, model, seed, held=True)
 

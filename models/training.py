@@ -13,7 +13,7 @@ from lightning import LightningModule
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 from torchmetrics import MeanMetric
-from torchmetrics.functional.retrieval import retrieval_hit_rate, retrieval_reciprocal_rank
+from torchmetrics.functional.retrieval import retrieval_hit_rate, retrieval_r_precision, retrieval_reciprocal_rank
 from transformers import get_scheduler
 
 from simzoo.core.batch import Batch
@@ -76,6 +76,7 @@ class TrainingLoop(LightningModule, ABC):
         # Means, whose states can be summed over ranks of which one has no query.
         self.val_accuracy = MeanMetric()
         self.val_mrr = MeanMetric()
+        self.val_r_precision = MeanMetric()
 
     def remember(self, **arguments: Any) -> None:
         """Keeps the constructor's arguments: config.json will hold them, training checkpoints too, as plain values."""
@@ -109,15 +110,20 @@ class TrainingLoop(LightningModule, ABC):
         return loss
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        """Ranks each query's candidates: accuracy (gold first; a gold that was not retrieved is a miss) and MRR."""
+        """Ranks each query's candidates: accuracy (gold first; a gold that was not retrieved is a miss) and MRR.
+
+        And R-precision: the share of relevant ones among the first R, R being the number of those among the candidates.
+        """
         if batch.query_ids:  # none: of a rank that has a batch fewer than the others
             scores, targets = self.list_scores(batch).float(), batch.targets
             lists = zip(scores, targets.labels, targets.mask, strict=True)
             rows = [(row[mask], grades[mask] > 0) for row, grades, mask in lists]
             self.val_accuracy.update(torch.stack([retrieval_hit_rate(*row, top_k=1) for row in rows]))
             self.val_mrr.update(torch.stack([retrieval_reciprocal_rank(*row) for row in rows]))
+            self.val_r_precision.update(torch.stack([retrieval_r_precision(*row) for row in rows]))
         self.log("val/accuracy", self.val_accuracy, prog_bar=True, batch_size=len(batch.query_ids))
         self.log("val/mrr", self.val_mrr, batch_size=len(batch.query_ids))
+        self.log("val/r_precision", self.val_r_precision, batch_size=len(batch.query_ids))
 
     test_step = validation_step
 

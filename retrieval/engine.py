@@ -17,6 +17,7 @@ from simzoo.core.locks import locked
 from simzoo.core.records import DataError, Item, Query
 from simzoo.core.reps import Ragged
 from simzoo.models.formats import save as save_model
+from simzoo.retrieval.corpus import Corpus
 from simzoo.retrieval.engine_input import Record, blocks_of, id_of, queries_of, records_of
 from simzoo.retrieval.first_stages.dense import Dense
 from simzoo.retrieval.first_stages.vector_index import Auto, FaissKind

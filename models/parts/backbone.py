@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -275,16 +276,16 @@ def with_lora(model: Any, lora: LoRA, tag_ids: tuple[int, ...]) -> Any:
     from peft import LoraConfig, get_peft_model
 
     tokens = {"embeddings.word_embeddings": list(tag_ids)} if tag_ids else None
-    return get_peft_model(
-        model,
-        LoraConfig(
-            r=lora.rank,
-            lora_alpha=lora.alpha,
-            lora_dropout=lora.dropout,
-            target_modules="all-linear",
-            trainable_token_indices=tokens,
-        ),
+    adapters = LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        lora_dropout=lora.dropout,
+        target_modules="all-linear",
+        trainable_token_indices=tokens,
     )
+    with warnings.catch_warnings():  # peft asks transformers for a name that is going away: nothing to a user
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
+        return get_peft_model(model, adapters)
 
 
 def pretrained_layers(config: BackboneConfig, last: int) -> list[nn.Module]:

@@ -158,23 +158,46 @@ def interval(values: Values, seed: int = 0, samples: int = 10_000) -> tuple[floa
     Raises:
         ValueError: there are no values, or one is not finite.
     """
+    mean = _mean(values)
+    low, high = np.quantile(_deviations(values, seed, samples), [0.025, 0.975])
+    return mean, mean + float(low), mean + float(high)
+
+
+def macro_interval(groups: Sequence[Values], seed: int = 0, samples: int = 10_000) -> tuple[float, float, float]:
+    """The mean of the groups' means, and its 95 % interval: queries are drawn anew within each group.
+
+    Raises:
+        ValueError: there are no groups, or one has no values, or one that is not finite.
+    """
+    if not groups:
+        raise ValueError("a macro average needs at least one group of queries")
+    mean = float(np.mean([_mean(values) for values in groups]))
+    drawn = [_deviations(values, seed + place, samples) for place, values in enumerate(groups)]
+    low, high = np.quantile(np.mean(drawn, axis=0), [0.025, 0.975])
+    return mean, mean + float(low), mean + float(high)
+
+
+def _mean(values: Values) -> float:
     if not len(values):
         raise ValueError("an interval needs at least one query")
     if not np.isfinite(values).all():
         raise ValueError("an interval needs finite values; leave out the queries that do not count (NaN) first")
+    return float(values.mean())
+
+
+def _deviations(values: Values, seed: int, samples: int) -> Values:
+    """(samples,): how far the means of values drawn with replacement are from the mean."""
     rng = np.random.default_rng(seed)
     distinct, counts = np.unique(values, return_counts=True)
-    mean = float(values.mean())
     # Resampling the deviations leaves no rounding error between the mean and its interval where all values are equal.
-    deviations = (distinct - mean) if len(distinct) > 1 else np.zeros(1)
-    means = np.concatenate(
+    deviations = (distinct - float(values.mean())) if len(distinct) > 1 else np.zeros(1)
+    drawn: Values = np.concatenate(
         [
             rng.multinomial(len(values), counts / len(values), size=block) @ deviations / len(values)
             for block in block_sizes(samples, len(distinct))
         ]
     )
-    low, high = np.quantile(means, [0.025, 0.975])
-    return mean, mean + float(low), mean + float(high)
+    return drawn
 
 
 def block_sizes(samples: int, width: int) -> list[int]:
