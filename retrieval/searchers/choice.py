@@ -19,7 +19,7 @@ Removed = NDArray[np.bool_] | None
 ROUNDING = 2.0**-24  # of single precision, relative
 TINY = 2.0**-126  # what single precision may take for zero
 PRODUCTS = 1 << 20  # held at once while all vectors are read
-STRIPES = 64  # products of which only the largest is looked at first
+STRIPES = 64  # at most so many products, of which only the largest is looked at first
 TIES = 1024  # items beyond those wanted that may be left to decide on; more of them tie
 BLOCK = 1024  # items whose vectors are cast to float64 at once: they stay in the processor's cache
 GATHERED = 1 << 27  # numbers of the pools' vectors that are held; of larger ones they are read anew each round
@@ -128,18 +128,19 @@ def _screened(
     The products of a block are looked at by stripes, of which only those are opened whose largest can matter.
     """
     step = max(STRIPES, PRODUCTS // len(unit) // STRIPES * STRIPES)
+    height = max(4, min(STRIPES, min(step, len(vectors)) // (16 * size)))
     best, rows = torch.empty(len(unit), 0), torch.empty(len(unit), 0, dtype=torch.int64)
     tied = np.zeros(len(unit), dtype=bool)
-    offsets = torch.arange(STRIPES)[:, None]
+    offsets = torch.arange(height)[:, None]
     for first in range(0, len(vectors), step):
         block = torch.from_numpy(writeable(vectors[first : first + step]))
-        products = _products(unit, block)
+        products = _products(unit, block, height)
         query, place = np.nonzero((taken >= first) & (taken < first + step))
         products[query, taken[query, place] - first] = -torch.inf
         if gone is not None:
             products[:, np.flatnonzero(gone[first : first + step])] = -torch.inf
-        width = products.shape[1] // STRIPES
-        tops = products.view(len(unit), STRIPES, width).amax(dim=1)
+        width = products.shape[1] // height
+        tops = products.view(len(unit), height, width).amax(dim=1)
         edge = torch.cat([best, tops], dim=1)
         edge = edge.topk(min(size, edge.shape[1]), dim=1).values[:, -1:] - slack
         opened = int(((tops >= edge) & (tops > -torch.inf)).sum(dim=1).max())
@@ -158,9 +159,9 @@ def _screened(
     return best, rows.clamp(max=len(vectors) - 1), np.flatnonzero(tied)
 
 
-def _products(unit: Tensor, block: Tensor) -> Tensor:
-    """<u, v> (B, M) in single precision, M filled up to whole stripes with -inf."""
-    missing = -len(block) % STRIPES
+def _products(unit: Tensor, block: Tensor, height: int) -> Tensor:
+    """<u, v> (B, M) in single precision, M filled up to a multiple of ``height`` with -inf."""
+    missing = -len(block) % height
     found = unit @ block.T if len(unit) > 1 else (block @ unit[0])[None]
     return torch.nn.functional.pad(found, (0, missing), value=-torch.inf) if missing else found
 

@@ -11,7 +11,7 @@ CUT = 1e-5  # singular values below this share of the largest count as zero: the
 PROBES = 8  # random vectors that estimate the trace of an inverse
 SQUARED = 1e-4  # the square of a cut-off from here on is far above the rounding of double precision
 SAFETY = 100.0
-REGULAR = 1e9  # the squared condition up to which combinations of d rows are right to 1e-6
+REGULAR = 1e10  # the squared condition up to which combinations of d rows are right to 1e-6
 KEYS = 2  # inner products by which equal vectors are found
 EQUAL = 1e-12
 
@@ -63,8 +63,8 @@ class GrowingLeastSquares:
         before, self._size = self._size, self._size + scores.shape[1]
         self._all_vectors[:, before : self._size] = vectors
         self._all_scores[:, before : self._size] = scores
-        fresh = self._vectors[:, before:].flatten(1)
-        self._trace += torch.linalg.vecdot(fresh, fresh)  # of copies too: they make the largest singular value larger
+        # Of copies too: they make the largest singular value larger.
+        self._trace += torch.linalg.vector_norm(self._vectors[:, before:], dim=(1, 2)).square()
         first = min(self._size, self.width)
         if before < first:
             self._grow_factor(before, first)
@@ -76,7 +76,7 @@ class GrowingLeastSquares:
         fresh = self._vectors[:, before:]
         if self._size <= self.width + self.width // 2:
             if self._surplus is None:
-                self._surplus = _Surplus(self._vectors, self._scores[:, : self.width], self._factor)
+                self._surplus = _Surplus(self._vectors[:, :before], self._scores[:, :before], self._factor)
             self._surplus.add(fresh, self._scores[:, before:])
         elif self._gram is None:
             self._surplus, self._gram = None, self._vectors.mT @ self._vectors
@@ -145,7 +145,7 @@ class GrowingLeastSquares:
         return self._combine(solved), self._singular | self._doubtful(inverse_trace, self._trace)
 
     def _solve_more(self, surplus: _Surplus) -> tuple[Tensor, Tensor]:
-        """As `_solve_few`, with a few more equations than d; by the d x d matrix where these do not carry the others."""
+        """As `_solve_few`, with a few more equations than d; by the d x d matrix where those do not carry these."""
         u, inverse_trace, regular = surplus.solve()
         bad = ~regular | self._singular | self._copies.any(dim=1) | self._doubtful(inverse_trace, self._trace)
         singular = torch.zeros_like(bad)
@@ -199,34 +199,36 @@ class _Surplus:
     p = a_few + T^T (I + T T^T)^-1 (a_more - T a_few): a system as small as there are rows more.
 
     Args:
-        vectors: V (B, n, d), of which the first d are looked at.
+        vectors: V_few (B, d, d).
         scores: a_few (B, d).
         factor: L of V_few V_few^T (B, d, d); rows that are copies make what is solved here wrong.
     """
 
     def __init__(self, vectors: Tensor, scores: Tensor, factor: Tensor) -> None:
-        width = vectors.shape[2]
-        self._few, self._few_scores, self._factor = vectors[:, :width], scores, factor
+        self._few, self._few_scores, self._factor = vectors, scores, factor
         self._more = scores[:, :0]
         self._combinations = factor[:, :0]  # T
-        # Probes w: ||V_few^-T w||^2 is what the trace of the inverse of V_few^T V_few is estimated by.
-        self._probes = self._across(_random(width, PROBES).expand(len(factor), -1, -1))
-        limit = self._probes.square().sum(dim=(1, 2)) / PROBES
-        self.regular = limit * torch.linalg.vecdot(self._few, self._few).sum(dim=1) < REGULAR
-
-    def _across(self, vectors: Tensor) -> Tensor:
-        """V_few^-T x (B, d, n) for x (B, d, n)."""
-        half = torch.linalg.solve_triangular(self._factor, self._few @ vectors, upper=False)
-        solved: Tensor = torch.linalg.solve_triangular(self._factor.mT, half, upper=True)
-        return solved
+        self._probes: Tensor | None = None
 
     def add(self, vectors: Tensor, scores: Tensor) -> None:
         """Adds n equations: vectors (B, n, d) and scores (B, n)."""
-        self._combinations = torch.cat([self._combinations, self._across(vectors.mT).mT], dim=1)
+        count, columns = scores.shape[1], vectors.mT
+        if self._probes is None:
+            random = _random(len(columns[0]), PROBES).expand(len(columns), -1, -1)
+            columns = torch.cat([columns, random], dim=2)
+        half = torch.linalg.solve_triangular(self._factor, self._few @ columns, upper=False)
+        across = torch.linalg.solve_triangular(self._factor.mT, half, upper=True)  # V_few^-T
+        if self._probes is None:
+            # ||V_few^-T w||^2 of probes w is what the trace of the inverse of V_few^T V_few is estimated by.
+            self._probes = across[..., count:]
+            limit = self._probes.square().sum(dim=(1, 2)) / PROBES
+            self._regular = limit * torch.linalg.vector_norm(self._few, dim=(1, 2)).square() < REGULAR
+        self._combinations = torch.cat([self._combinations, across[..., :count].mT], dim=1)
         self._more = torch.cat([self._more, scores], dim=1)
 
     def solve(self) -> tuple[Tensor, Tensor, Tensor]:
         """u (B, d), the trace of the inverse of V^T V (B,), estimated, and for which queries (B,) they are right."""
+        assert self._probes is not None
         t = self._combinations
         system = t @ t.mT
         system.diagonal(dim1=1, dim2=2).add_(1.0)
@@ -239,7 +241,7 @@ class _Surplus:
         predicted = self._few_scores[..., None] + t.mT @ solved
         half = torch.linalg.solve_triangular(self._factor, predicted, upper=False)
         coefficients = torch.linalg.solve_triangular(self._factor.mT, half, upper=True)
-        return (coefficients.mT @ self._few)[:, 0], inverse_trace, self.regular & (info == 0)
+        return (coefficients.mT @ self._few)[:, 0], inverse_trace, self._regular & (info == 0)
 
 
 def _solved(factor: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
