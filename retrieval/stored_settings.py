@@ -18,12 +18,14 @@ MODELS = {"similarity": "similarity", "embedder": "embedder"}  # folders of mode
 
 PLACES = {
     "first_stages.dense": ("Dense",),
+    "first_stages.fused": ("Fused",),
     "first_stages.lexical": ("BM25", "TFIDF"),
     "first_stages.offered": ("AliasTable", "Given", "Random"),
     "first_stages.vector_index": ("Auto", "Flat", "HNSW", "IVF", "IVFPQ"),
     "searchers.adacur": ("AdaCUR",),
     "searchers.axn": ("AXN",),
     "searchers.cur": ("CUR",),
+    "searchers.evidence": ("Evidence",),
     "searchers.exact": ("Exact", "Rerank", "Retrieve"),
     "searchers.fixed_item": ("FixedItem",),
     "searchers.graph_reranking": ("GAR", "LADR"),

@@ -110,7 +110,8 @@ def largest(u: Tensor, vectors: Floats, longest: float, taken: Rows, size: int, 
         return _exactly(u, vectors, taken, size, gone)
     norms = u.norm(dim=1, keepdim=True)
     unit = torch.where(norms > 0, u / norms, 0.0).float()
-    products, rows, tied = _screened(unit, vectors, 2 * margin, taken, size, gone)
+    slack = 2 * (margin + TINY / norms).float()  # faint products are rounded to multiples of the least number
+    products, rows, tied = _screened(unit, vectors, slack, taken, size, gone)
     near: Tensor = torch.from_numpy(vectors[rows.numpy()]).double()
     exact = torch.bmm(near, u[..., None])[..., 0].float().masked_fill_(products == -torch.inf, -torch.inf).numpy()
     found = rows.numpy()
@@ -121,9 +122,11 @@ def largest(u: Tensor, vectors: Floats, longest: float, taken: Rows, size: int, 
 
 
 def _screened(
-    unit: Tensor, vectors: Floats, slack: float, taken: Rows, size: int, gone: Removed
+    unit: Tensor, vectors: Floats, slack: Tensor, taken: Rows, size: int, gone: Removed
 ) -> tuple[Tensor, Tensor, Rows]:
-    """Products (B, m) and rows (B, m) that hold all within ``slack`` of the size-th largest; queries of which too many.
+    """Products (B, m) and rows (B, m) that hold all within ``slack`` (B, 1) of the size-th largest.
+
+    The third are the queries of which these are too many.
 
     The products of a block are looked at by stripes, of which only those are opened whose largest can matter.
     """

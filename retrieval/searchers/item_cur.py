@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -28,6 +28,8 @@ class ItemCUR(CUR):
         mentions: mark an item's title as the mention, as A.2 does for entity linking; False where queries have none.
         seed: of the choice of anchors.
     """
+
+    rows: ClassVar[str] = "index_items"
 
     def __init__(
         self,

@@ -11,7 +11,7 @@ CUT = 1e-5  # singular values below this share of the largest count as zero: the
 PROBES = 8  # random vectors that estimate the trace of an inverse
 SQUARED = 1e-4  # the square of a cut-off from here on is far above the rounding of double precision
 SAFETY = 100.0
-REGULAR = 1e10  # the squared condition up to which combinations of d rows are right to 1e-6
+REGULAR = 1e11  # trace times trace of the inverse, up to which combinations of d rows are right to 1e-6
 KEYS = 2  # inner products by which equal vectors are found
 EQUAL = 1e-12
 
