@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -20,6 +22,7 @@ from simzoo.retrieval.topk import Rows, Scores, padded
 __all__ = ["Embedder"]
 
 Floats = NDArray[np.float32]
+BLOCK = 4096  # vectors whose norms are computed at once
 KEPT = 4096  # queries whose vectors are kept
 
 
@@ -84,6 +87,11 @@ class Embedder:
         """Texts that were longer than the model takes, so far."""
         text = getattr(self.similarity, "text", None)
         return text.truncated if text is not None else 0
+
+    @cached_property
+    def longest(self) -> float:
+        """The largest norm of an item's vector; all vectors are read for it, once."""
+        return longest_of(self.vectors)
 
     def take(self, rows: Rows) -> Floats:
         """(..., d) vectors of the items at ``rows`` (...)."""
@@ -153,6 +161,15 @@ class Embedder:
 def item_vectors(similarity: Any, items: Sequence[Item], store: Path | None = None) -> Floats:
     """(N, d) vectors of items; see `Embedder.of`."""
     return _vectors(encode_items(similarity, items, store, f"{similarity.weights_sha256} float32"))
+
+
+def longest_of(vectors: Floats) -> float:
+    """At least the largest norm of (N, d) vectors, at most 1 % more: it is computed in single precision."""
+    most = 0.0
+    for start in range(0, len(vectors), BLOCK):
+        block = vectors[start : start + BLOCK]
+        most = max(most, float(np.einsum("nd,nd->n", block, block).max()))
+    return 1.005 * math.sqrt(most)
 
 
 def check_inner_product(similarity: Any) -> None:

@@ -19,6 +19,7 @@ from simzoo.retrieval.searchers.axn import AXN
 from simzoo.retrieval.searchers.cur import CUR
 from simzoo.retrieval.searchers.exact import Exact
 from simzoo.retrieval.searchers.fixed_item import FixedItem
+from simzoo.retrieval.searchers.item_cur import ItemCUR
 from simzoo.retrieval.searchers.tour import TourCE, TourMSE
 from tests.test_searchers import MATRIX, VECTORS, Floats, Known, Vectors, names, run, searchers, task_of
 
@@ -171,3 +172,31 @@ def test_a_query_without_words_is_searched() -> None:
         assert (found.calls == 13).all() and (found.items >= 0).all()
         for row, items in enumerate(found.items):
             np.testing.assert_array_equal(found.scores[row], MATRIX[row, items])
+
+
+@pytest.mark.parametrize(("searcher", "name"), [(CUR, "anchor_queries"), (ItemCUR, "index_items")])
+def test_messages_name_the_argument_that_there_is(searcher: type[CUR], name: str) -> None:
+    """ITEMCUR has no anchor queries: who is told to change them looks for an argument that is not there."""
+    with pytest.raises(ValueError, match=f"{name} must be at least 1"):
+        searcher(10, 0, 5)
+    with pytest.warns(UserWarning, match=f"{name} = anchor_items = 5"):
+        searcher(10, 5, 5)
+
+
+def test_vectors_of_other_items_are_refused() -> None:
+    """Row 7 of one item set is another item than row 7 of the other."""
+    few = Vectors(VECTORS._queries, VECTORS.items)
+    few.index(Corpus([Item(f"{row}", "x") for row in range(50)], Known(MATRIX[:, :50])))
+    with pytest.raises(ValueError, match="the embedder is over 50 items, but the corpus has 60"):
+        Corpus([Item(f"{row}", "x") for row in range(60)], Known(MATRIX), few.embedder)
+    with pytest.raises(ValueError, match="the judge is over 50 items"):
+        Corpus([Item(f"{row}", "x") for row in range(60)], Known(MATRIX[:, :50]))
+
+
+@ONE
+def test_fewer_items_than_the_budget(searcher: Searcher) -> None:
+    """All are scored, once each, and the ranking is the exact one."""
+    exact = run(Exact(), task_of(MATRIX[:, :20], 12), 5)
+    found = run(searcher, task_of(MATRIX[:, :20], 12), 5)
+    np.testing.assert_array_equal(found.items, exact.items)
+    assert (found.calls == 20).all()

@@ -1,8 +1,8 @@
 """README and docs are run: Python blocks are executed, command lines meet the real parsers, links lead somewhere.
 
-A fenced block is executed when it is tagged `python` (README only) or `bash run`. A command line in a block tagged
-`bash`, indented by four spaces, or in a sentence, is checked without running it: its targets, files and options must
-exist.
+A fenced block is executed when it is tagged `python` (README only), `python run` or `bash run`. A command line in a
+block tagged `bash`, indented by four spaces, or in a sentence, is checked without running it: its targets, files and
+options must exist.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def blocks(path: Path) -> list[Block]:
 
 
 BLOCKS = [block for path in DOCUMENTS if path.exists() for block in blocks(path)]
-PYTHON = [block for block in BLOCKS if block.path == README and block.info == "python"]
+PYTHON = [block for block in BLOCKS if block.info == "python run" or (block.path == README and block.info == "python")]
 RUN = [block for block in BLOCKS if block.info == "bash run"]
 BASH = [block for block in BLOCKS if block.info in {"bash", "bash run"}]
 

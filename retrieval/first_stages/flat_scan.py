@@ -16,7 +16,7 @@ PRODUCTS = 1 << 22  # held at once
 
 def resident(vectors: Floats) -> torch.Tensor:
     """The vectors (N, d) where they are scanned: on the GPU if half of its free memory holds them; else as they lie."""
-    every = torch.from_numpy(_writeable(vectors))
+    every = torch.from_numpy(writeable(vectors))
     if torch.cuda.is_available() and 2 * vectors.nbytes < torch.cuda.mem_get_info()[0]:
         return every.cuda()
     return every
@@ -52,7 +52,7 @@ def scan(every: torch.Tensor, queries: Floats, k: int, removed: NDArray[np.bool_
     return rows.masked_fill(best == -torch.inf, -1).cpu().numpy(), best.cpu().numpy()
 
 
-def _writeable(vectors: Floats) -> Floats:
+def writeable(vectors: Floats) -> Floats:
     """The same memory, so that torch does not warn that it might be written to: nothing here does."""
     return vectors if vectors.flags.writeable else np.asarray(_Memory(vectors))
 

@@ -12,6 +12,7 @@ from simzoo.core.records import Query
 from simzoo.retrieval.first_stages.dense import Dense
 from simzoo.retrieval.first_stages.first_stage import FirstStage
 from simzoo.retrieval.searchers.dense_rounds import DenseRounds
+from simzoo.retrieval.searchers.evidence import Evidence
 from simzoo.retrieval.searchers.normalization import Normalization
 from simzoo.retrieval.searchers.rounds import Fit, Floats
 from simzoo.retrieval.searchers.solvers import LeastNorm, Ridge, System
@@ -38,7 +39,7 @@ class AXN(DenseRounds):
         pool: search only among the first stage's top so many items; 0: among all. None: among all; but of more than
             1,048,576 whose vector index is exact, among 10,000, or 10 times the budget if that is more.
         normalize: fit s' = beta (s - alpha) on other queries so that scores match the dual encoder's; wanted where
-            ``weight`` is not 0, or where ``solver`` is a `Ridge` around the dual encoder's vector.
+            ``weight`` is not 0, or where ``solver`` is a `Ridge` or `Evidence` around the dual encoder's vector.
         query_batch: queries searched together.
         solver: how u is solved for; None: `LeastNorm`, as in the paper.
 
@@ -66,7 +67,7 @@ class AXN(DenseRounds):
         pool: int | None = None,
         normalize: bool = False,
         query_batch: int = 32,
-        solver: LeastNorm | Ridge | None = None,
+        solver: LeastNorm | Ridge | Evidence | None = None,
     ) -> None:
         if not 0 <= weight <= 1:
             raise ValueError(f"weight is lambda in [0, 1], got {weight}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,6 +58,9 @@ class CUR(AnchorItems):
         ('xaaaabbbbb', 6)
     """
 
+    rows: ClassVar[str] = "anchor_queries"
+    """What the number of R_anc's rows is called."""
+
     def __init__(
         self,
         budget: int = 100,
@@ -70,12 +73,10 @@ class CUR(AnchorItems):
     ) -> None:
         super().__init__(budget, anchor_items, seed, first_stage, pool)
         if anchor_queries < 1 or rcond < 0:
-            raise ValueError(
-                f"anchor_queries must be at least 1 and rcond at least 0, got {anchor_queries} and {rcond}"
-            )
+            raise ValueError(f"{self.rows} must be at least 1 and rcond at least 0, got {anchor_queries} and {rcond}")
         if anchor_queries == anchor_items and rcond < CUT:
             warnings.warn(
-                f"anchor_queries = anchor_items = {anchor_items} makes C_anc square and ill-conditioned (ANNCUR B.2): "
+                f"{self.rows} = anchor_items = {anchor_items} makes C_anc square and ill-conditioned (ANNCUR B.2): "
                 f"recall drops sharply. Choose different numbers, or an rcond of {CUT} or more.",
                 stacklevel=2,
             )

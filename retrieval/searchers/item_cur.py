@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -34,6 +34,8 @@ class ItemCUR(CUR):
         pool: look only at about so many items of the first stage's, the nearest; 0: at all. None: at all; but of more
             than 1,048,576, where there is a first stage, at 10,000, or 10 times the budget if that is more.
     """
+
+    rows: ClassVar[str] = "index_items"
 
     def __init__(
         self,
