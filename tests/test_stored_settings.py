@@ -47,7 +47,7 @@ def test_every_searcher_is_written_and_read_back() -> None:
         written(Rerank(Dense(ann=Qdrant(":memory:"))), Searcher)
 
 
-@pytest.mark.parametrize("stage", [TFIDF(), Given()], ids=repr)
+@pytest.mark.parametrize("stage", [TFIDF(), Given()], ids=["TFIDF", "Given"])
 def test_a_first_stage_without_a_constructor(stage: Any) -> None:
     """It has no arguments; those of `object.__init__` are not among them."""
     kept = written(Rerank(stage), Searcher)
