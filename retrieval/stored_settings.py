@@ -30,6 +30,7 @@ PLACES = {
     "searchers.graph_search": ("GraphSearch", "RandomItems", "Retrieved"),
     "searchers.item_cur": ("ItemCUR",),
     "searchers.linear_search": ("LinearSearch",),
+    "searchers.rank_prior": ("RankPrior",),
     "searchers.solvers": ("LeastNorm", "Ridge"),
     "searchers.tour": ("TourCE", "TourMSE"),
     "searchers.mol.topk": ("BruteForce", "CombTopK", "ExactMoL", "TopKAvg", "TopKGate", "TopKPerEmbd"),
