@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
+__all__ = ["Collection", "DataError", "History", "Item", "Query", "hide_titles", "sample_together"]
+
 LONGEST_MESSAGE = 4000
 
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+__all__ = ["Ragged", "Reps", "concat", "num_rows", "take", "to_device"]
+
 
 @dataclass(frozen=True)
 class Ragged:

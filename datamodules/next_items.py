@@ -19,6 +19,8 @@ from simzoo.datamodules.lists.base import BatchLists, TrainingLists
 from simzoo.datamodules.readers.interactions import Interactions, Layout, load_interactions
 from simzoo.datamodules.sources import Source, Split
 
+__all__ = ["NextItemEvaluation", "NextItemLists", "NextItemTraining", "NextItems", "leave_one_out"]
+
 Rows = NDArray[np.int64]
 
 NO_NEXT = "users with one training action, which has no next one: not trained on"

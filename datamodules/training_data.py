@@ -19,6 +19,8 @@ from simzoo.datamodules.miner import Miner
 from simzoo.datamodules.sources import Source, Split
 from simzoo.losses import check_needs
 
+__all__ = ["TrainingData"]
+
 log = logging.getLogger(__name__)
 
 

@@ -7,6 +7,8 @@ from torch import Tensor, nn
 
 from simzoo.losses.ranking import full
 
+__all__ = ["MutualInformation", "UserL2", "entropy", "gate_entropies", "mutual_information", "user_l2"]
+
 
 def entropy(probabilities: Tensor) -> Tensor:
     """Entropy (...) in nats of distributions (..., P); its gradient is finite at 0, which dropout makes of gates."""

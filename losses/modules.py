@@ -22,6 +22,22 @@ from simzoo.losses.ranking import (
     softmax_cross_entropy,
 )
 
+__all__ = [
+    "BatchCrossEntropy",
+    "BinaryCrossEntropy",
+    "InBatchCrossEntropy",
+    "KLToRetriever",
+    "Loss",
+    "MarginMSE",
+    "MatchLoss",
+    "OtherPositivesCrossEntropy",
+    "PairLoss",
+    "SoftmaxCrossEntropy",
+    "SumOfLosses",
+    "Tempered",
+    "check_needs",
+]
+
 
 class Loss(nn.Module, ABC):
     """A loss that a recipe can name."""

@@ -6,6 +6,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+__all__ = [
+    "binary_cross_entropy",
+    "in_batch_cross_entropy",
+    "kl_divergence",
+    "margin_mse",
+    "match",
+    "other_positives_cross_entropy",
+    "pair",
+    "softmax_cross_entropy",
+]
+
 MASKED = -1e9  # finite: a gradient through -inf is NaN
 
 

@@ -21,6 +21,8 @@ from simzoo.models.parts.tokenizing import TokenConfig
 from simzoo.models.towers import TwoTowers
 from simzoo.models.training import Optimization
 
+__all__ = ["MoL", "ParameterizedPooling"]
+
 
 class ParameterizedPooling(nn.Module):
     """P vectors of a text: for each a distribution over the encoder's outputs, computed from the first one (RAILS A.2).

@@ -21,6 +21,8 @@ from simzoo.models.parts.mixture import MixtureConfig, MoLHead, positive_gates
 from simzoo.models.parts.sequence import SequenceConfig
 from simzoo.models.training import Optimization
 
+__all__ = ["NextItemMoL"]
+
 
 class NextItemMoL(NextItem):
     """SASRec or HSTU with Mixture-of-Logits instead of one dot product (RAILS §2.2 and §5.1).

@@ -16,6 +16,8 @@ from simzoo.core.reps import Reps, num_rows, take
 from simzoo.models.parts.tokenizing import Tokenizing
 from simzoo.models.training import TrainingLoop
 
+__all__ = ["LearnedSimilarity", "fastest_device", "inner_products", "pair_by_pair"]
+
 
 def inner_products(queries: Reps, items: Reps, candidates: Tensor | None) -> Tensor:
     """`LearnedSimilarity.score` for a similarity that is the inner product of the parts named ``vector``."""

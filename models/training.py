@@ -20,6 +20,8 @@ from simzoo.core.batch import Batch
 from simzoo.core.settings import plain
 from simzoo.losses import Loss, SoftmaxCrossEntropy
 
+__all__ = ["Optimization", "TrainingLoop"]
+
 
 @dataclass
 class Optimization:

@@ -14,6 +14,8 @@ from simzoo.retrieval.embedder import Embedder
 from simzoo.retrieval.judge import Judge
 from simzoo.retrieval.topk import Rows
 
+__all__ = ["Corpus"]
+
 
 @dataclass(frozen=True)
 class Corpus:

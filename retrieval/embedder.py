@@ -16,6 +16,8 @@ from simzoo.core.reps import Reps
 from simzoo.retrieval.storage.encoding import encode_items, encode_queries
 from simzoo.retrieval.topk import Rows, Scores, padded
 
+__all__ = ["Embedder"]
+
 Floats = NDArray[np.float32]
 KEPT = 4096  # queries whose vectors are kept
 

@@ -45,6 +45,8 @@ from simzoo.retrieval.stored_settings import (
     written_or_name,
 )
 
+__all__ = ["Engine"]
+
 
 class Engine:
     """Searches items with any similarity; items come and go, queries come later.

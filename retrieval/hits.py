@@ -8,6 +8,8 @@ from typing import Any, overload
 
 from simzoo.core.records import Item
 
+__all__ = ["Hit", "Hits"]
+
 
 @dataclass(frozen=True)
 class Hit:

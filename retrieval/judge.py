@@ -16,6 +16,8 @@ from simzoo.retrieval.scorer import PAIRS, ListScorer, Scorer, SimilarityScorer
 from simzoo.retrieval.storage.encoding import encode_items, encode_queries
 from simzoo.retrieval.topk import Rows, Scores
 
+__all__ = ["CallableJudge", "Judge", "MatrixJudge", "SimilarityJudge"]
+
 CHUNK = 1024  # pairs that a callable gets at once
 
 Function = Callable[[list[tuple[str, str]]], Any]

@@ -12,6 +12,8 @@ from typing import Any
 
 import httpx
 
+__all__ = ["Remote", "RemoteError"]
+
 RETRIED = (408, 425, 429, 500, 502, 503, 504)  # what may go away by itself
 LONGEST_WAIT = 30.0  # seconds between two attempts, whatever the server asks for
 MOST = 1 << 24  # bytes of an answer

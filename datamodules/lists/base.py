@@ -20,6 +20,8 @@ from simzoo.core.targets import Targets
 from simzoo.datamodules.loading import CollectionBatches, Lists, Loading, ResumableLoader
 from simzoo.datamodules.sampling import Floats, Inclusion, logs
 
+__all__ = ["BatchLists", "CollectionLists", "Joining", "OwnLists", "QueryLists", "TrainingLists", "ValidationLists"]
+
 Rows = NDArray[np.int64]
 Scores = NDArray[np.float32]
 

@@ -14,6 +14,8 @@ from dataclasses import replace
 from simzoo.core.records import Collection, DataError, Item, Query
 from simzoo.datamodules.readers.notes import Notes
 
+__all__ = ["item_queries", "with_anchors"]
+
 TESTED = "anchors that are a test query too, by id or text, left out"
 
 

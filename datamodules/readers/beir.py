@@ -14,6 +14,8 @@ from simzoo.datamodules.readers.beir_files import GRADE_BITS, BeirFiles, Folder,
 from simzoo.datamodules.readers.json_lines import Record
 from simzoo.datamodules.readers.notes import Notes
 
+__all__ = ["generated_queries", "load_beir", "load_beir_hub", "load_corpus", "split_queries"]
+
 _Value = TypeVar("_Value")
 
 EMPTY_TITLE = "items without a title, kept"

@@ -15,6 +15,8 @@ from simzoo.core.hub import HubError, file_sha256, local_path
 from simzoo.models.parts.pretrained import most_tokens, read_config, read_tokenizer, read_transformer
 from simzoo.models.parts.weights import check_header, read_weights
 
+__all__ = ["BackboneConfig", "Encoder", "LoRA", "load_tokenizer", "resolve_backbone"]
+
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 

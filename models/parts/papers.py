@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+__all__ = ["ANNCUR", "CMC", "HYPENCODER", "RAILS"]
+
 ANNCUR = """\
 @article{yadav2022efficient,
   title   = {Efficient Nearest Neighbor Search for Cross-Encoder Models using Matrix Factorization},

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+__all__ = ["HSTU", "SASRec", "SequenceConfig", "SequenceEncoder", "build_encoder"]
+
 BUCKET = 0.301  # natural-log width of a bucket of time differences, as in the released HSTU
 
 

@@ -17,6 +17,8 @@ from simzoo.retrieval.topk import Rows, Scores
 if TYPE_CHECKING:
     from simzoo.models.similarity import LearnedSimilarity
 
+__all__ = ["Dense"]
+
 
 class Dense(FirstStage):
     """Inner-product search over the vectors of a checkpoint, or over those of the corpus; also AXN's item embeddings.

@@ -12,6 +12,8 @@ from simzoo.core.records import Query
 from simzoo.retrieval.corpus import Corpus
 from simzoo.retrieval.topk import Rows, Scores, padded, top_columns
 
+__all__ = ["FirstStage", "ScoresAll"]
+
 CELLS = 1 << 24  # scores held at once, where all items are scored
 QUERIES = 1024  # queries at once
 

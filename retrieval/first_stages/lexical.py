@@ -19,6 +19,8 @@ from simzoo.core.records import DataError, Item, Query
 from simzoo.retrieval.first_stages.first_stage import ScoresAll
 from simzoo.retrieval.topk import Rows, Scores, top_columns, top_order
 
+__all__ = ["BM25", "TFIDF"]
+
 
 class BM25(ScoresAll):
     """BM25 over title and text (bm25s, Lucene's variant), English stop words removed.

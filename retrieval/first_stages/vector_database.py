@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from simzoo.core.extras import extra
 from simzoo.retrieval.first_stages.vector_index import IndexKind, VectorSearch
 
+__all__ = ["Qdrant", "QdrantIndex"]
+
 
 @dataclass
 class Qdrant(IndexKind):

@@ -25,6 +25,8 @@ from simzoo.core.records import DataError
 from simzoo.retrieval.first_stages.flat_scan import resident, scan
 from simzoo.retrieval.storage.checksums import check, described
 
+__all__ = ["HNSW", "IVF", "IVFPQ", "Auto", "FaissKind", "Flat", "IndexKind", "VectorIndex", "VectorSearch"]
+
 try:
     import faiss as _faiss
 except ImportError as error:

@@ -24,6 +24,8 @@ from simzoo.core.hub import (
 from simzoo.core.progress import quiet, show_table
 from simzoo.core.records import DataError
 
+__all__ = ["ListedCheckpoint", "convert", "list_checkpoints", "main", "pull", "push", "verify"]
+
 
 def push(
     checkpoint: Path,

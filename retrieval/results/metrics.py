@@ -12,6 +12,17 @@ from numpy.typing import NDArray
 from simzoo.core.records import Collection, DataError
 from simzoo.retrieval.scorer import Rows, Scores
 
+__all__ = [
+    "accuracy",
+    "chosen_metrics",
+    "interval",
+    "ir_metrics",
+    "parse_measures",
+    "recall_curve",
+    "retrieved",
+    "topk_recall",
+]
+
 Values = NDArray[np.float64]
 
 EXAMPLES = "nDCG@10, RR@10, R@100, Success@1, AP"

@@ -18,6 +18,8 @@ from simzoo.core.records import DataError
 from simzoo.retrieval.results.metrics import Values, block_sizes, interval
 from simzoo.retrieval.results.run_files import Run, read_run
 
+__all__ = ["Comparison", "Comparisons", "compare_runs", "holm", "paired_randomization"]
+
 PRIMARY = "nDCG@10"  # where none is named: BEIR's
 EXACT_QUERIES = 16  # up to 65,536 sign patterns, all of them are tried
 

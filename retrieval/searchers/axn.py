@@ -17,6 +17,8 @@ from simzoo.retrieval.searchers.rounds import Fit, Floats
 from simzoo.retrieval.searchers.solvers import LeastNorm, Ridge, System
 from simzoo.retrieval.topk import Scores
 
+__all__ = ["AXN"]
+
 
 class AXN(DenseRounds):
     """AXN (Algorithm 1): scores some items, fits the query's vector to them, scores what now looks best, and again.

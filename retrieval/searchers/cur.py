@@ -14,6 +14,8 @@ from simzoo.retrieval.searcher import Stopwatch
 from simzoo.retrieval.searchers.anchored import BLOCK, AnchorItems, anchor_scores, drawn_queries, places_of
 from simzoo.retrieval.topk import Rows, Scores
 
+__all__ = ["CUR"]
+
 CUT = 1e-3  # a cut-off from here on tames a square, ill-conditioned matrix
 
 

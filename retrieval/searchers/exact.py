@@ -11,6 +11,8 @@ from simzoo.retrieval.first_stages.lexical import BM25
 from simzoo.retrieval.scorer import Scorer
 from simzoo.retrieval.searcher import Ranking, Searcher, Stopwatch
 
+__all__ = ["Exact", "Rerank", "Retrieve"]
+
 
 class Exact(Searcher):
     """Scores every item: every approximate searcher is measured against it.

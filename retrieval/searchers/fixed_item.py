@@ -14,6 +14,8 @@ from simzoo.retrieval.searchers.anchored import AnchorItems
 from simzoo.retrieval.searchers.item_queries import item_query
 from simzoo.retrieval.topk import Scores
 
+__all__ = ["FixedItem"]
+
 QUERIES = 256  # items that are scored together in the place of queries
 
 

@@ -12,6 +12,8 @@ from simzoo.retrieval.searchers.cur import CUR
 from simzoo.retrieval.searchers.item_queries import item_query, with_words
 from simzoo.retrieval.topk import Rows
 
+__all__ = ["ItemCUR"]
+
 
 class ItemCUR(CUR):
     """ITEMCUR (ANNCUR §3.4): `CUR` whose anchor queries are items (A.2), for an index that knows no queries.

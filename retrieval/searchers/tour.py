@@ -17,6 +17,8 @@ from simzoo.retrieval.searchers.normalization import Normalization
 from simzoo.retrieval.searchers.rounds import Fit, Floats
 from simzoo.retrieval.topk import Scores
 
+__all__ = ["Tour", "TourCE", "TourMSE"]
+
 LARGEST = 1e15  # entries of a query's vector: beyond, approximate scores are no longer finite in single precision
 
 Gradient = Callable[[Tensor, Tensor], Tensor]  # of approximate and exact scores (B, n): d loss / d approximate (B, n)

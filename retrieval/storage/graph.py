@@ -21,6 +21,8 @@ from simzoo.core.progress import progress
 from simzoo.core.records import DataError
 from simzoo.retrieval.storage.checksums import check, described
 
+__all__ = ["GraphConfig", "build_graph", "load_graph"]
+
 Metric = Literal["l2", "inner_product"]
 Neighbors = NDArray[np.int32]
 BLOCK = 2048  # items whose neighbours are found at once
