@@ -82,11 +82,6 @@ class LearnedSimilarity(TrainingLoop, ABC):
     weights_sha256: str = ""
     """sha256 of the weights file that the model was loaded from; empty for a model at hand."""
 
-    @property
-    def identity(self) -> str:
-        """Names what its scores depend on: what was made with it is kept under this name. Empty for a model at hand."""
-        return self.weights_sha256
-
     # -- the three verbs, and the tokenising before them ---------------------------------------------------------------
 
     @abstractmethod

@@ -82,7 +82,7 @@ class SimilarityJudge(Judge):
             store: folder that keeps their representations from run to run; None: in memory only.
             dtype: what the model computes in; representations of one are not taken for those of another.
         """
-        return cls(similarity, encode_items(similarity, items, store, f"{similarity.identity} {dtype}"))
+        return cls(similarity, encode_items(similarity, items, store, f"{similarity.weights_sha256} {dtype}"))
 
     @property
     def pointwise(self) -> bool:

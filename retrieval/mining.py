@@ -55,7 +55,7 @@ class Teacher(ABC):
 
     def identity(self) -> str:
         """Names what its scores depend on: what it scored is kept under it."""
-        return self.model.identity
+        return self.model.weights_sha256
 
     def teach(self, found: Candidates, collection: Collection) -> Candidates:
         """The candidates with its scores: of every one, and of every relevant item, found or not."""

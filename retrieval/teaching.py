@@ -49,7 +49,7 @@ def write_lessons(
     name = hashlib.sha256(collection.fingerprint.encode()).hexdigest()[:12]
     made_by = {
         "collection": collection.name,
-        "teacher": teacher.identity,
+        "teacher": teacher.weights_sha256,
         "first_stage": first_stage.identity(),
         "top": top,
         "random": random,

@@ -44,7 +44,7 @@ def senses(collection: Collection) -> Rows:
 def scored(checkpoint: str, collection: Collection, kept: Path) -> Scores:
     """(Q, K) scores of each query's senses, -inf where there is none."""
     model = load(checkpoint, fastest_device())
-    name = hashlib.sha256(f"{model.identity} {collection.fingerprint}".encode()).hexdigest()[:20]
+    name = hashlib.sha256(f"{model.weights_sha256} {collection.fingerprint}".encode()).hexdigest()[:20]
     path, columns = kept / f"{name}.npy", senses(collection)
     if not path.exists():
         judge = SimilarityJudge.of(model, collection.items)

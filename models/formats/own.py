@@ -56,6 +56,8 @@ def save(model: LearnedSimilarity, folder: str | Path, dtype: torch.dtype = torc
         local = backbone if is_local(model.arguments["backbone"]) else None
         if local is not None:
             arguments["backbone"] |= {"name": INSIDE, "revision": None}
+    if arguments.get("prior"):
+        arguments["prior"] |= {"checkpoint": None}  # its weights are among the model's
     config = {"format": FORMAT, "class": f"{type(model).__module__}.{type(model).__qualname__}", "arguments": arguments}
     tensors = {name: value.to(dtype).contiguous().cpu() for name, value in model.trained_state().items()}
     if not tensors:
@@ -128,7 +130,7 @@ def _own(folder: Path, merge: bool) -> LearnedSimilarity:
     _load_weights(model, folder / "model.safetensors")
     model.weights_sha256 = file_sha256(folder / "model.safetensors")
     if merge:
-        for part in model.children():
+        for part in list(model.modules()):
             if isinstance(part, TRANSFORMERS):
                 part.merge()
     return model
@@ -148,7 +150,7 @@ def similarity_class(folder: Path) -> type[LearnedSimilarity]:
 
 
 def _in_dtype(model: LearnedSimilarity, dtype: torch.dtype) -> LearnedSimilarity:
-    for part in model.children():
+    for part in list(model.modules()):
         if isinstance(part, TRANSFORMERS):
             part.to(dtype)
     return model
