@@ -33,19 +33,15 @@ def write_lessons(
 ) -> list[Path]:
     """Writes the records of a collection in the layout that `simzoo.datamodules.lists.FromFiles` reads.
 
-    A record has the query's relevant items, the first ``top`` others that the first stage finds, and ``random`` more.
+    A record has the query's relevant items, the first ``top`` others that the first stage finds, and ``random`` more; or
+    all items of a collection that has fewer.
 
     Returns:
         The files, in order; those that are there already are not written again.
 
     Raises:
         DataError: the folder holds records that were made otherwise.
-        ValueError: the collection has too few items.
     """
-    if top + random + 1 > len(collection.items):
-        raise ValueError(
-            f"{collection.name} has {len(collection.items)} items, too few for {top} + {random} and a gold"
-        )
     name = hashlib.sha256(collection.fingerprint.encode()).hexdigest()[:12]
     made_by = {
         "collection": collection.name,

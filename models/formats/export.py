@@ -87,8 +87,8 @@ def save_onnx(model: LearnedSimilarity, folder: Path) -> None:
     """
     if not isinstance(model, DualEncoder) and not (isinstance(model, CrossEncoder) and model.plain):
         raise TypeError(
-            f"this {type(model).__name__} has no ONNX export; dual encoders have one, and packed cross-encoders that score "
-            "by tags or [CLS], without prior and gates"
+            f"this {type(model).__name__} has no ONNX export; dual encoders have one, and packed cross-encoders that "
+            "score by tags or [CLS], without prior and gates"
         )
     folder.mkdir(parents=True, exist_ok=True)
     save_tokenizer(model.text.tokenizer, folder)
