@@ -33,8 +33,8 @@ def write_lessons(
 ) -> list[Path]:
     """Writes the records of a collection in the layout that `simzoo.datamodules.lists.FromFiles` reads.
 
-    A record has the query's relevant items, the first ``top`` others that the first stage finds, and ``random`` more; or
-    all items of a collection that has fewer.
+    A record has the query's relevant items, the first ``top`` others that the first stage finds, and ``random`` more;
+    all items, where a collection has fewer.
 
     Returns:
         The files, in order; those that are there already are not written again.
