@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 from transformers import AutoModel
 
 from simzoo.core.hub import file_sha256
 from simzoo.models.cross_encoder import CrossEncoder
 from simzoo.models.dual_encoder import DualEncoder
-from simzoo.models.formats import load, save, save_onnx
+from simzoo.models.formats import load, restore, save, save_onnx
 from simzoo.models.parts.backbone import BackboneConfig, LoRA
 from simzoo.models.parts.prior import DualEncoderPrior
 from simzoo.models.parts.tiny import tiny_backbone
@@ -35,6 +36,8 @@ from tests.test_similarities import (  # noqa: F401  the contract of every simil
     test_scores_tell_items_and_queries_apart,
     test_taking_representations_apart,
 )
+from tests.test_training import trainer
+from tests.toy import toy
 
 TOKENS = TokenConfig(query_length=24, item_length=24)
 BACKBONE = BackboneConfig(str(tiny_backbone()), dropout=0.0, lora=LoRA(2, 4))
@@ -185,3 +188,25 @@ def test_what_other_projects_cannot_read_is_not_exported(dual: tuple[Path, Learn
     for kind in ("fixed", "mean", "cls"):
         with pytest.raises(TypeError, match="has no ONNX export"):
             save_onnx(made(kind, dual[0]), tmp_path / kind)
+
+
+@pytest.mark.parametrize("kind", ["fixed", "learned", "mean"])
+def test_training_goes_on_from_a_checkpoint(kind: str, dual: tuple[Path, LearnedSimilarity], tmp_path: Path) -> None:
+    """A training checkpoint without the prior's weights, or one that a model with a prior refuses, loses the run."""
+    model = made(kind, dual[0])
+    before = {name: value.clone() for name, value in model.trained_state().items()}
+    keep = ModelCheckpoint(tmp_path, "kept", save_top_k=1)
+    trainer(tmp_path / "a", keep, epochs=1, limit_train_batches=2, limit_val_batches=0).fit(model, toy())
+    moved = {name for name, value in model.trained_state().items() if not torch.equal(value, before[name])}
+    frozen = {
+        name for name in before if name.startswith("prior.encoder") or (name == "prior.scale" and kind == "fixed")
+    }
+    assert not moved & frozen and moved
+    assert ("prior.scale" in moved) == (kind == "learned") and ("gates" in moved) == (kind == "mean")
+    again = made(kind, dual[0])
+    restore(again, tmp_path / "kept.ckpt")
+    for name, value in again.trained_state().items():
+        assert torch.equal(value, model.trained_state()[name]), name
+    on = trainer(tmp_path / "b", epochs=2, limit_train_batches=2, limit_val_batches=0)
+    on.fit(made(kind, dual[0]), toy(), ckpt_path=tmp_path / "kept.ckpt", weights_only=True)
+    assert on.global_step == 4
