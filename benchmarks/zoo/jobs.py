@@ -70,10 +70,20 @@ def read_jobs(path: Path) -> tuple[list[Job], Mapping[str, Any]]:
         if "recipe" not in given or unknown:
             raise ValueError(f"{path}: {name} needs a recipe, and has no key {', '.join(sorted(unknown)) or 'more'}")
         recipe = Path(given["recipe"])
-        texts = [recipe.read_text(encoding="utf-8"), *given.get("before", ()), *given.get("evaluate", ())]
+        texts = [
+            yaml.safe_dump(read_recipe(recipe), width=10_000),
+            *given.get("before", ()),
+            *given.get("evaluate", ()),
+        ]
         named = {found for text in texts for found in re.findall(rf"\b{RELEASED}([\w.-]+)", text)}
         jobs.append(Job(name, recipe, frozenset(named & set(models) - {name}), **_rest(given)))
     return ordered(jobs), (content.get("settings") or {}).get("gpu") or {}
+
+
+def read_recipe(path: Path) -> dict[str, Any]:
+    """A recipe as train.py reads it."""
+    found: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
+    return found
 
 
 def _rest(given: Mapping[str, Any]) -> dict[str, Any]:

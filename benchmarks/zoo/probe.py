@@ -74,6 +74,9 @@ def reduced(recipe: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """A recipe with few queries and steps, which writes into ``folder`` alone."""
     small: dict[str, Any] = json.loads(json.dumps(recipe))
     data, trainer = small["data"], small.setdefault("trainer", {})
+    for key in ("source", "lists", "miner"):
+        if isinstance(data.get(key), str):
+            data[key] = {"class_path": data[key]}
     for key in ("output", "monitor", "resume_every", "patience", "release"):
         small.pop(key, None)
     trainer.update(
@@ -142,7 +145,8 @@ def probe(recipe: Mapping[str, Any], options: Mapping[str, Any]) -> Rates:
         here = cli.datamodule.collections("train")
         pair = _seconds_a_pair(cli.model, here[0]) if here and cli.model.text is not None else 0.0
         queries = _queries(whole, cli.datamodule.source) or 0
-        taught = "teacher" in ((whole["data"].get("miner") or {}).get("init_args") or {})
+        miner = whole["data"].get("miner")
+        taught = isinstance(miner, dict) and "teacher" in (miner.get("init_args") or {})
         ratio = 1.0
         if queries and here:
             ratio = queries / sum(len(part.queries) for part in here)
@@ -197,12 +201,14 @@ def _items(recipe: Mapping[str, Any]) -> int:
 
 
 def _worlds(recipe: Mapping[str, Any]) -> list[Collection]:
-    names = recipe["data"]["source"].get("init_args", {}).get("train_worlds") or TRAIN_WORLDS
+    source = recipe["data"]["source"]
+    given = source.get("init_args", {}) if isinstance(source, dict) else {}
+    names = given.get("train_worlds") or TRAIN_WORLDS
     return list(load_wordnet(find_wordnet(), only=tuple(names)).values())
 
 
 def _class(node: Any) -> str:
-    return re.sub(r".*\.", "", node["class_path"]) if node else ""
+    return re.sub(r".*\.", "", node if isinstance(node, str) else node["class_path"]) if node else ""
 
 
 @torch.inference_mode()

@@ -29,7 +29,7 @@ from typing import Any
 import torch
 import yaml
 
-from benchmarks.zoo.jobs import RELEASED, Job, Places, State, chosen, made_by, placed, read_jobs
+from benchmarks.zoo.jobs import RELEASED, Job, Places, State, chosen, made_by, placed, read_jobs, read_recipe
 from benchmarks.zoo.probe import Rates, kept, probe
 from simzoo.core.hub import file_sha256
 from simzoo.core.locks import locked
@@ -87,7 +87,7 @@ class Zoo:
 
     def recipe(self, job: Job) -> dict[str, Any]:
         """A job's recipe with the run's folders."""
-        found: dict[str, Any] = placed(yaml.safe_load(job.recipe.read_text(encoding="utf-8")), self.places, self.own())
+        found: dict[str, Any] = placed(read_recipe(job.recipe), self.places, self.own())
         return found
 
     def work(self, jobs: Sequence[Job]) -> None:
@@ -279,7 +279,8 @@ def words_of(options: Mapping[str, Any]) -> list[str]:
 
 def _lacking(recipe: Mapping[str, Any]) -> str | None:
     """A data file that a recipe names and that is not there."""
-    given = (recipe["data"].get("source") or {}).get("init_args") or {}
+    source = recipe["data"].get("source")
+    given = (source.get("init_args") or {}) if isinstance(source, dict) else {}
     named = [given[key] for key in ("path", "root") if given.get(key)]
     return next((str(path) for path in named if not Path(path).exists()), None)
 
