@@ -21,7 +21,7 @@ from simzoo.datamodules.readers.wordnet import DEV_WORLDS, TEST_WORLDS, TRAIN_WO
 from simzoo.datamodules.readers.wsd import WSD_SETS, load_wsd, pooled
 from simzoo.datamodules.readers.zeshel import ZESHEL_SPLITS, load_zeshel
 
-__all__ = ["BEIR", "BLINK", "DSTC7", "MSMARCO", "Pairs", "Source", "WordNet", "ZeShEL"]
+__all__ = ["BEIR", "BLINK", "DSTC7", "MSMARCO", "WSD", "Pairs", "Source", "WordNet", "ZeShEL"]
 
 Split = Literal["train", "dev", "test"]
 

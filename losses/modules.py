@@ -34,6 +34,7 @@ __all__ = [
     "OtherPositivesCrossEntropy",
     "PairLoss",
     "SoftmaxCrossEntropy",
+    "SquaredError",
     "SumOfLosses",
     "Tempered",
     "check_needs",

@@ -16,7 +16,7 @@ from simzoo.datamodules.lists.base import BatchLists, Drawn, Joining, OwnLists, 
 from simzoo.datamodules.loading import Loading
 from simzoo.datamodules.readers.lessons import Lesson, read_lessons
 
-__all__ = ["FromFiles", "Lessons", "StreamLoader"]
+__all__ = ["FromFiles", "HalvesFromFiles", "Lessons", "StreamLoader"]
 
 
 class FromFiles(OwnLists):

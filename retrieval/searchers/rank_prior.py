@@ -14,6 +14,8 @@ from simzoo.retrieval.scorer import Scorer
 from simzoo.retrieval.searcher import Ranking, Searcher, Stopwatch
 from simzoo.retrieval.topk import Scores
 
+__all__ = ["RankPrior"]
+
 
 class RankPrior(Searcher):
     """The similarity's score less ``weight`` times the log of the item's place, 1 for the first, in an order.
