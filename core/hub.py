@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
@@ -221,16 +223,21 @@ def check_links(folder: Path) -> None:
     """Refuses a folder with a link that leads out of it: others would say which file is read, sent or replaced.
 
     A snapshot in the Hub's cache has its files in the ``blobs`` of the same repository, and may link there. What is
-    neither a file nor a folder is refused too: reading a pipe or a device may never end.
+    neither a file nor a folder is refused too: reading a pipe or a device may never end. What another process removes
+    meanwhile, as the writer of an index does, is passed over.
 
     Raises:
         ValueError: a link leads elsewhere, or in a circle; or there is a pipe, a socket or a device.
     """
     root = folder.resolve()
     inside = [root, *(_blobs(place) for place in (root, *root.parents) if _is_snapshot(place))]
-    for path in sorted(folder.rglob("*")):
-        if not path.is_symlink():
-            if not (path.is_file() or path.is_dir()):
+    for path in sorted(Path(place, name) for place, *held in os.walk(folder) for names in held for name in names):
+        try:
+            mode = path.lstat().st_mode
+        except FileNotFoundError:
+            continue
+        if not stat.S_ISLNK(mode):
+            if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
                 raise ValueError(f"{path} is a pipe, a socket or a device; the folder is refused: take it out")
             continue
         try:

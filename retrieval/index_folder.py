@@ -351,8 +351,9 @@ def _there(opened: Opened, ids: Sequence[str]) -> Rows:
     rows = opened.rows(ids)
     missing = np.flatnonzero(rows < 0)
     if missing.size:
+        others = f" (nor {missing.size - 1} more of {len(ids)})" if missing.size > 1 else ""
         raise DataError(
-            f"there is no item {ids[missing[0]]!r} (nor {missing.size - 1} more of {len(ids)}); none was removed",
+            f"there is no item {ids[missing[0]]!r}{others}; none was removed",
             opened.columns.folder.parent,
         )
     return rows

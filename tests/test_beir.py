@@ -198,9 +198,10 @@ def test_missing_files(root: Path, tmp_path: Path) -> None:
     """A mistyped folder or split must say what is there."""
     with pytest.raises(DataError, match="expected a folder with corpus"):
         load_beir(tmp_path / "nothing")
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match="no such folder"):
-        load_beir(tmp_path / "empty")
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "note.txt").write_text("a text")
+    with pytest.raises(DataError, match=r"expected corpus\.jsonl .* holds note\.txt"):
+        load_beir(tmp_path / "texts")
     with pytest.raises(DataError, match=r"expected dev\.tsv .* holds test\.tsv"):
         load_beir(root, split="dev")
     (root / "corpus.jsonl").write_text("")

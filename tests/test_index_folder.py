@@ -254,6 +254,8 @@ def test_ids_that_do_not_fit_are_refused(tmp_path: Path, monkeypatch: pytest.Mon
         folder.add(blocks([NEW[1], NEW[60]]), represent, update=True)
     with pytest.raises(DataError, match=r"no item 'id 77' \(nor 1 more of 3\); none was removed"):
         folder.remove(["id 1", "id 77", "id 78"])
+    with pytest.raises(DataError, match="no item 'id 77'; none was removed"):
+        folder.remove(["id 1", "id 77"])
     assert shown(folder.read()) == expected(ITEMS[:50])
     # Two ids with one hash are two items.
     monkeypatch.setattr(texts, "id_hashes", lambda ids: np.zeros(len(ids), dtype=np.uint64))

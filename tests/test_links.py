@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
 import pytest
 
-from simzoo.core.hub import file_sha256, write_manifest
+from simzoo.core.hub import check_links, file_sha256, write_manifest
 from simzoo.models.cross_encoder import CrossEncoder
 from simzoo.models.formats import load, save
 from simzoo.models.parts.backbone import BackboneConfig
@@ -146,3 +147,12 @@ def test_an_index_with_a_link_is_not_published(tmp_path: Path, precious: Path) -
     (tmp_path / "index" / "graph.npy").symlink_to(precious)
     with pytest.raises(ValueError, match=r"graph\.npy is a link that leads out of its folder"):
         _index(tmp_path / "index")
+
+
+def test_what_vanishes_meanwhile_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The writer of an index renames and removes files: whoever opens it then would be told of a pipe."""
+    monkeypatch.setattr(os, "walk", lambda folder: iter([(str(folder), ["gone"], ["gone.1.tmp"])]))
+    check_links(tmp_path)
+    os.mkfifo(tmp_path / "gone")
+    with pytest.raises(ValueError, match="gone is a pipe"):
+        check_links(tmp_path)

@@ -141,39 +141,51 @@ def searchers(vectors: Vectors, budget: int) -> list[Searcher]:
     ]
 
 
+def names(found: Sequence[Searcher]) -> list[str]:
+    return [type(searcher).__name__ for searcher in found]
+
+
+MATRIX, VECTORS = problem(11, 24, 60, 6, 0.4, copies=6)
+EVERY = searchers(VECTORS, 13)
+SCORING = [place for place, searcher in enumerate(EVERY) if searcher.calls_similarity]
+PLACE = pytest.mark.parametrize("place", range(len(EVERY)), ids=names(EVERY))
+SCORING_PLACE = pytest.mark.parametrize("place", SCORING, ids=names([EVERY[place] for place in SCORING]))
+"""Places in what `searchers` gives, under the classes' names, so that ``-k YourClass`` runs all of a searcher's."""
+
+
+@PLACE
 @settings(max_examples=25)
 @given(st.integers(0, 99), st.integers(2, 12), st.integers(0, 10), st.integers(6, 50))
-def test_budgets_are_kept_and_rankings_are_exact(seed: int, width: int, copies: int, budget: int) -> None:
+def test_budgets_are_kept_and_rankings_are_exact(place: int, seed: int, width: int, copies: int, budget: int) -> None:
     """An overspent budget, an item returned twice or a score that is not the similarity's own: an unfair comparison.
 
     A budget above the number of items is that number.
     """
     matrix, vectors = problem(seed, 20, 40, width, 0.1, copies)
-    for searcher in searchers(vectors, budget):
-        task = task_of(matrix, 5)
-        searcher.index(task.corpus)
-        ranking = searcher.search(task.queries, 5)
-        asked = [task.judge.asked[row] for row in range(5)]
-        assert [len(set(items)) for items in asked] == [len(items) for items in asked] == ranking.calls.tolist()
-        expected = min(searcher.budget or 40, 40) if searcher.calls_similarity else 0
-        assert (ranking.calls == expected).all()
-        for row in range(5):
-            assert len(set(ranking.items[row])) == 5
-            assert np.all(np.diff(ranking.scores[row]) <= 0)
-            if searcher.calls_similarity:
-                assert np.array_equal(ranking.scores[row], matrix[row, ranking.items[row]])
+    searcher = searchers(vectors, budget)[place]
+    task = task_of(matrix, 5)
+    searcher.index(task.corpus)
+    ranking = searcher.search(task.queries, 5)
+    asked = [task.judge.asked[row] for row in range(5)]
+    assert [len(set(items)) for items in asked] == [len(items) for items in asked] == ranking.calls.tolist()
+    expected = min(searcher.budget or 40, 40) if searcher.calls_similarity else 0
+    assert (ranking.calls == expected).all()
+    for row in range(5):
+        assert len(set(ranking.items[row])) == 5
+        assert np.all(np.diff(ranking.scores[row]) <= 0)
+        if searcher.calls_similarity:
+            assert np.array_equal(ranking.scores[row], matrix[row, ranking.items[row]])
 
 
-def test_all_equal_exact_at_full_budget() -> None:
+@SCORING_PLACE
+def test_all_equal_exact_at_full_budget(place: int) -> None:
     """With every item scored, there is nothing left to get wrong."""
     matrix, vectors = problem(1, 20, 40, 6, 1.0, copies=5)
     exact = run(Exact(), task_of(matrix, 5), 40)
     np.testing.assert_array_equal(exact.scores, -np.sort(-matrix[:5], axis=1))
-    for searcher in searchers(vectors, 40):
-        if searcher.calls_similarity:
-            ranking = run(searcher, task_of(matrix, 5), 40)
-            np.testing.assert_array_equal(ranking.items, exact.items)
-            np.testing.assert_array_equal(ranking.scores, exact.scores)
+    ranking = run(searchers(vectors, 40)[place], task_of(matrix, 5), 40)
+    np.testing.assert_array_equal(ranking.items, exact.items)
+    np.testing.assert_array_equal(ranking.scores, exact.scores)
 
 
 def test_one_round_is_rerank() -> None:
@@ -343,14 +355,6 @@ def test_bad_budgets_are_refused() -> None:
 # -- what every searcher keeps -----------------------------------------------------------------------------------------
 
 
-def names(found: Sequence[Searcher]) -> list[str]:
-    return [type(searcher).__name__ for searcher in found]
-
-
-MATRIX, VECTORS = problem(11, 24, 60, 6, 0.4, copies=6)
-EVERY = searchers(VECTORS, 13)
-
-
 @pytest.mark.parametrize("searcher", EVERY, ids=names(EVERY))
 def test_one_query_is_as_many(searcher: Searcher) -> None:
     """A result that depends on who asks at the same time cannot be looked into, nor made again."""
@@ -392,16 +396,17 @@ def test_too_few_candidates_are_few_results(searcher: Searcher) -> None:
             np.testing.assert_array_equal(found.scores[row, : len(real)], MATRIX[row, real])
 
 
+@PLACE
 @pytest.mark.parametrize("size", [1, 3])
-def test_few_items_are_few_results(size: int) -> None:
+def test_few_items_are_few_results(place: int, size: int) -> None:
     """An index begins small: with fewer items than k, neighbours or anchors, all of them are found."""
     items = [Item(str(row), "x") for row in range(size)]
     queries = [Query(str(row), "x") for row in range(24)]
-    for searcher in searchers(Vectors(VECTORS._queries, VECTORS.items[:size]), 13):
-        searcher.index(Corpus(items, Known(MATRIX[:, :size]), anchors=queries[12:]))
-        found = searcher.search(queries[:12], 5)
-        assert np.array_equal(np.sort(found.items[:, :size], axis=1), np.tile(np.arange(size), (12, 1)))
-        assert (found.items[:, size:] == -1).all() and np.isneginf(found.scores[:, size:]).all()
+    searcher = searchers(Vectors(VECTORS._queries, VECTORS.items[:size]), 13)[place]
+    searcher.index(Corpus(items, Known(MATRIX[:, :size]), anchors=queries[12:]))
+    found = searcher.search(queries[:12], 5)
+    assert np.array_equal(np.sort(found.items[:, :size], axis=1), np.tile(np.arange(size), (12, 1)))
+    assert (found.items[:, size:] == -1).all() and np.isneginf(found.scores[:, size:]).all()
 
 
 @pytest.mark.parametrize("searcher", EVERY, ids=names(EVERY))
@@ -421,38 +426,42 @@ def test_removed_items_are_neither_found_nor_scored(searcher: Searcher) -> None:
     np.testing.assert_array_equal(searcher.search(task.queries, 7).items, run(searcher, task_of(MATRIX, 12), 7).items)
 
 
-def test_removed_items_leave_exact_search_of_the_others() -> None:
+@SCORING_PLACE
+def test_removed_items_leave_exact_search_of_the_others(place: int) -> None:
     """With every item scored, what is left is what exact search of a corpus without them finds."""
     removed = np.random.default_rng(1).random(60) < 0.3
     live = np.flatnonzero(~removed)
     exact = run(Exact(), task_of(MATRIX[:, live], 12), len(live))
-    for searcher in searchers(VECTORS, 60):
-        if searcher.calls_similarity:
-            found = run(searcher, task_of(MATRIX, 12, removed), len(live))
-            np.testing.assert_array_equal(found.items, live[exact.items])
-            np.testing.assert_array_equal(found.scores, exact.scores)
+    found = run(searchers(VECTORS, 60)[place], task_of(MATRIX, 12, removed), len(live))
+    np.testing.assert_array_equal(found.items, live[exact.items])
+    np.testing.assert_array_equal(found.scores, exact.scores)
 
 
 KEEPS_ITS_ANCHORS = ("CUR", "FixedItem", "ItemCUR", "LinearSearch")  # an index over everything at once draws others
 
 
-@pytest.mark.parametrize("budget", [13, 60])
-def test_a_grown_index_is_one_built_at_once(budget: int) -> None:
+GROWN = [
+    (place, budget)
+    for budget in (13, 60)
+    for place, searcher in enumerate(EVERY)
+    if (budget == 60 or type(searcher).__name__ not in KEEPS_ITS_ANCHORS) and not getattr(searcher, "normalize", False)
+]
+
+
+@pytest.mark.parametrize(("place", "budget"), GROWN, ids=[f"{names(EVERY)[place]}-{budget}" for place, budget in GROWN])
+def test_a_grown_index_is_one_built_at_once(place: int, budget: int) -> None:
     """Items that were added later would be found less often than others, and nothing would say so."""
     whole = task_of(MATRIX, 12)
-    items = list(whole.corpus.items)
-    few = Corpus(items[:37], Known(MATRIX[:, :37]), anchors=whole.corpus.anchors)
-    for at_once, grown in zip(searchers(VECTORS, budget), searchers(VECTORS, budget), strict=True):
-        if (budget < 60 and type(grown).__name__ in KEEPS_ITS_ANCHORS) or getattr(grown, "normalize", False):
-            continue
-        expected = run(at_once, whole, 7)
-        grown.index(few)
+    few = Corpus(list(whole.corpus.items[:37]), Known(MATRIX[:, :37]), anchors=whole.corpus.anchors)
+    at_once, grown = searchers(VECTORS, budget)[place], searchers(VECTORS, budget)[place]
+    expected = run(at_once, whole, 7)
+    grown.index(few)
+    grown.extend(whole.corpus, 37)
+    found = grown.search(whole.queries, 7)
+    np.testing.assert_array_equal(found.items, expected.items)
+    np.testing.assert_array_equal(found.scores, expected.scores)
+    with pytest.raises(ValueError, match="has indexed 60 items"):
         grown.extend(whole.corpus, 37)
-        found = grown.search(whole.queries, 7)
-        np.testing.assert_array_equal(found.items, expected.items)
-        np.testing.assert_array_equal(found.scores, expected.scores)
-        with pytest.raises(ValueError, match="has indexed 60 items"):
-            grown.extend(whole.corpus, 37)
 
 
 def test_growing_costs_what_is_added() -> None:

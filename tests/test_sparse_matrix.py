@@ -26,7 +26,7 @@ from simzoo.retrieval.judge import CallableJudge, MatrixJudge
 from simzoo.retrieval.pair_sampling import ItemsToQueries, PairSampling, QueriesToItems, Uniform
 from simzoo.retrieval.sparse_matrix import build_sparse_matrix
 from simzoo.retrieval.topk import Rows, Scores
-from tests.killed import killed_at
+from tests.forks import killed_at
 from tests.test_recipes import collection as write_collection
 from tests.toy import toy_collection
 

@@ -5,8 +5,6 @@ Writes out/demo/report.html. Fails if a live sample of scores differs from the c
 
 from __future__ import annotations
 
-import shlex
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -55,6 +53,12 @@ ABOUT = (
     f"The alias table and the most frequent sense{LOOKED_UP} look the word up in WordNet's own index, which holds the "
     "titles. They show how much the titles give away, and are no rivals of the other rows. With titles the models pass "
     "them where a word has several meanings: see docs/wordnet.md.",
+    "A row is a checkpoint and how it searches: Retrieve is the first stage's own ranking; Rerank scores the 64 items "
+    "(for wordnet-cmc 512) that wordnet-de finds, and sorts them anew. Accuracy is the share of queries whose first "
+    "result is right; ambiguous: of those whose word has several meanings; normalised: of those whose answer was among "
+    "the scored items. R@64 is the share whose answer is among the first 64. Under Recall nothing is asked about "
+    "right answers: it is how many of the items that wordnet-emb-ce itself scores highest a searcher finds with so few "
+    "scored pairs; AXN and CUR predict the scores of the others: see docs/search.md.",
     f"{RERANKED} queries are few: an interval is about 0.2 wide, and two rows whose intervals overlap by much are not "
     "told apart.",
 )
@@ -74,7 +78,7 @@ def described(name: str, searcher: Searcher, collection: Collection, summary: di
             "data": {"name": collection.name, "fingerprint": collection.fingerprint},
             "searcher": {"name": type(searcher).__name__},
             "queries": RERANKED,
-            "command": shlex.join(["python", *sys.argv]),
+            "command": "python -m benchmarks.wordnet.demo",
             "commit": run_files.commit(),
             "versions": run_files.versions(),
             **summary,

@@ -12,7 +12,7 @@ from typing import TypeVar
 from simzoo.core.records import Collection, DataError, Item, Query
 from simzoo.datamodules.readers.anchors import pseudo_queries
 from simzoo.datamodules.readers.beir_files import GRADE_BITS, BeirFiles, Folder, Hub
-from simzoo.datamodules.readers.json_lines import Record
+from simzoo.datamodules.readers.json_lines import Record, existing
 from simzoo.datamodules.readers.notes import Notes
 
 __all__ = ["generated_queries", "load_beir", "load_beir_hub", "load_corpus", "split_queries"]
@@ -51,7 +51,9 @@ def load_beir(
         DataError: a file is missing or empty; or, with file and line, broken JSON, a missing key, an empty query, an id
             given twice with different content, or a judgement that is malformed or names an unknown id.
     """
-    return _load(Folder(root), split, judged_only, drop_same_id)
+    folder = Folder(root)
+    existing(folder.root / "corpus.jsonl")  # asked for first: whoever only wants to search needs nothing else
+    return _load(folder, split, judged_only, drop_same_id)
 
 
 def load_beir_hub(

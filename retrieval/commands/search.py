@@ -54,7 +54,7 @@ def search(
     rows = []
     for place, (item, score) in enumerate(hits, start=1):
         shown = f"{item.title}: {item.text}" if item.title else item.text
-        rows.append((str(place), f"{score:.3f}", item.id, shown))
+        rows.append((str(place), f"{score:.3f}", item.id, " ".join(shown.split())))  # files end in line feeds
     show_table(("", "score", "id", "item"), rows, query)
     print(f"{calls} calls, {spent:.1f} ms")
 
