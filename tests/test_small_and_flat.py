@@ -61,7 +61,7 @@ FULL = [searcher for searcher in searchers(VECTORS, ITEMS) if not getattr(search
 @pytest.mark.parametrize("place", range(len(FULL)), ids=names(FULL))
 @pytest.mark.parametrize("kind", ["zero", "equal", "some zero", "tiny"])
 def test_vectors_that_say_nothing_leave_the_exact_ranking(kind: str, place: int) -> None:
-    """ "Singular matrix" in the middle of a search; with the budget of all items nothing depends on the vectors."""
+    """A search ended with `Singular matrix`; with the budget of all items nothing depends on the vectors."""
     searcher = searchers(Vectors(VECTORS._queries, flat(kind)), ITEMS)[place]
     found, exact = run(searcher, task_of(MATRIX, QUERIES), 7), run(Exact(), task_of(MATRIX, QUERIES), 7)
     if not searcher.calls_similarity:

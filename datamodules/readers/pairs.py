@@ -98,7 +98,7 @@ def _table(path: Path) -> Iterator[Record]:
         if line == begun_at:
             raise DataError("has a header, but no rows", path)
     except csv.Error as error:
-        raise DataError(f"broken table: {error}", path, reader.line_num or None) from error
+        raise DataError(f"broken table: {error}", path, reader.line_num + 1) from error
 
 
 def _pairs(records: Iterable[Record], columns: Columns) -> Iterator[Pair]:
