@@ -65,9 +65,7 @@ def read_parquet(path: Path) -> Iterator[Record]:
     except DataError:
         raise
     except MemoryError as error:
-        raise DataError(
-            f"does not fit in memory where {BLOCK:,} rows of it do; its texts are too long", path
-        ) from error
+        raise DataError(f"has {BLOCK:,} rows that do not fit in memory; its texts are too long", path) from error
     except (OSError, ValueError, OverflowError, pa.ArrowException) as error:
         raise DataError(f"is not a whole Parquet file ({error})", path) from error
 

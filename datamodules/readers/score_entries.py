@@ -108,9 +108,10 @@ def _check_kinds(found: dict[str, Any], kinds: dict[str, str], path: Path) -> No
         value = found.get(name)
         if kind == "text":
             right = isinstance(value, str)
+        elif kind == "count":
+            right = type(value) is int and 0 <= value < MOST
         else:
-            right = type(value) is int or (kind == "number" and type(value) is float)
-            right = right and (0 if kind == "count" else -MOST) <= value < MOST
+            right = isinstance(value, int | float) and -MOST < value < MOST  # NaN is not
         if not right:
             raise DataError(f"has {name} {value!r:.40}, expected a {kind}; make the matrix again", path)
 
