@@ -261,3 +261,5 @@ if __name__ == "__main__":
         main()
     except (FloatingPointError, ImportError, OSError, TypeError, ValueError) as error:
         sys.exit(f"error: {error}")
+    except MemoryError as error:
+        sys.exit(f"error: there is not enough memory: {str(error) or 'none is left'}")

@@ -12,6 +12,7 @@ import sys
 from argparse import HelpFormatter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from shutil import get_terminal_size
 from textwrap import fill
@@ -116,9 +117,11 @@ def _one(name: str) -> Known | None:
 def _names(words: Sequence[str]) -> Iterator[str]:
     """Every text that can be a class's name: words, values of options, and what YAML in words and files holds."""
     seen: set[Path] = set()
-    for word in words:
-        value = word.partition("=")[2] if word.startswith("--") else word
-        if value[:1] in ("{", "["):
+    for before, word in pairwise(["", *words]):
+        option, _, value = word.partition("=") if word.startswith("--") else (before, "", word)
+        if option == "--config" and len(value) <= LONGEST_NAME and Path(value).is_file():
+            yield from _in_recipe(Path(value), seen)
+        elif option == "--config" or value[:1] in ("{", "["):
             yield from _in_yaml(value, Path("-"), seen)
         else:
             yield value
@@ -126,15 +129,26 @@ def _names(words: Sequence[str]) -> Iterator[str]:
 
 
 def _in_file(path: Path, seen: set[Path]) -> Iterator[str]:
-    if path.suffix not in (".yaml", ".yml", ".json") or path in seen or len(path.name) > LONGEST_NAME:
+    """What a file holds that a word or a recipe names: it may be a recipe by its ending."""
+    if path.suffix not in (".yaml", ".yml", ".json") or len(path.name) > LONGEST_NAME or not path.is_file():
         return
-    if path.is_file():
-        seen.add(path)
-        if (size := path.stat().st_size) > MOST_RECIPE:
-            if path.suffix == ".json":  # data, which no class is named in
-                return
-            raise DataError(f"has {size:,} bytes, expected a recipe of at most {MOST_RECIPE:,}; it is not read", path)
-        yield from _in_yaml(path.read_text(encoding="utf-8", errors="replace"), path, seen)
+    if path.suffix == ".json" and path.stat().st_size > MOST_RECIPE:  # data, which no class is named in
+        return
+    yield from _in_recipe(path, seen)
+
+
+def _in_recipe(path: Path, seen: set[Path]) -> Iterator[str]:
+    """What a recipe holds, whatever its ending.
+
+    Raises:
+        DataError: it is too large, or endless.
+    """
+    if path in seen:
+        return
+    seen.add(path)
+    if (size := path.stat().st_size) > MOST_RECIPE:
+        raise DataError(f"has {size:,} bytes, expected a recipe of at most {MOST_RECIPE:,}; it is not read", path)
+    yield from _in_yaml(path.read_text(encoding="utf-8", errors="replace"), path, seen)
 
 
 def _in_yaml(text: str, path: Path, seen: set[Path]) -> Iterator[str]:

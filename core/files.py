@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -57,6 +58,24 @@ def read_object(path: Path, todo: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise DataError(f"holds {type(found).__name__}, expected an object; {todo}", path)
     return found
+
+
+def copy_folder(source: Path, target: Path, *left_out: str) -> None:
+    """Copies what is in a folder into another one.
+
+    Args:
+        source: from where.
+        target: to where; what is there stays, but for files of the same names.
+        left_out: patterns of names that are not copied.
+
+    Raises:
+        OSError: the first file that could not be copied, and why; shutil says it of all, as a list of Python.
+    """
+    try:
+        shutil.copytree(source, target, ignore=shutil.ignore_patterns(*left_out), dirs_exist_ok=True)
+    except shutil.Error as error:
+        _, to, reason = error.args[0][0]
+        raise OSError(f"cannot write {to}: {reason}") from error
 
 
 def sync_folder(folder: Path) -> None:

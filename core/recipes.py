@@ -51,6 +51,8 @@ def with_base(recipe: Any, folder: Path) -> Any:
         if path in seen:
             raise ValueError(f"{path} is a base of itself")
         seen.append(path)
+        if path.suffix not in (".yaml", ".yml"):  # its size and aliases were looked at by this ending
+            raise ValueError(f"base: {recipe['base']}: expected a recipe, a file ending in .yaml")
         try:
             base = yaml.safe_load(path.read_text(encoding="utf-8"))
         except (OSError, yaml.YAMLError) as error:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simzoo.core.files import replacing, sync_folder
+from simzoo.core.files import copy_folder, replacing, sync_folder
 from simzoo.core.hub import check_links
 from simzoo.core.locks import locked
 from simzoo.core.records import DataError, Item
@@ -246,7 +246,7 @@ class IndexFolder:
         shutil.rmtree(scratch, ignore_errors=True)
         with locked(self.folder):
             try:
-                shutil.copytree(self.folder, scratch, ignore=shutil.ignore_patterns("writer.lock", "*.tmp"))
+                copy_folder(self.folder, scratch, "writer.lock", "*.tmp")
                 for path in [*scratch.rglob("*"), scratch]:
                     sync_folder(path)
                 os.replace(scratch, target)

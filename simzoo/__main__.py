@@ -69,6 +69,8 @@ def main(args: list[str] | None = None) -> None:
             called([*first, *rest])
     except (FloatingPointError, ImportError, OSError, TypeError, ValueError) as error:
         sys.exit(f"error: {error}")
+    except MemoryError as error:
+        sys.exit(f"error: there is not enough memory: {str(error) or 'none is left'}")
 
 
 if __name__ == "__main__":

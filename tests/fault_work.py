@@ -35,7 +35,7 @@ from simzoo.retrieval.engine import Engine
 from simzoo.retrieval.first_stages.lexical import BM25
 from simzoo.retrieval.hub import commands
 from simzoo.retrieval.scorer import Scorer
-from simzoo.retrieval.storage import graph, score_matrix, segments, texts
+from simzoo.retrieval.storage import generation, graph, score_matrix, texts
 from simzoo.retrieval.storage.representations import RepresentationStore
 from simzoo.retrieval.storage.score_matrix import build_matrix
 from simzoo.train import Release, main
@@ -245,7 +245,7 @@ def stopped(name: str, work: str) -> None:
             time.sleep(60)
         return replacing(path)
 
-    for module in (score_matrix, teaching, segments, texts):
+    for module in (score_matrix, teaching, generation, texts):
         module.replacing = pausing  # type: ignore[attr-defined]
     with stopping(["simzoo", "evaluate", "a b"]):
         globals()[work](name)

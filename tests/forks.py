@@ -220,3 +220,5 @@ def _call(asked: dict[str, Any]) -> None:
         getattr(import_module(module), name)(*asked["args"])
     except (FloatingPointError, OSError, TypeError, ValueError) as error:
         raise SystemExit(f"error: {error}") from error
+    except MemoryError as error:
+        raise SystemExit(f"error: there is not enough memory: {str(error) or 'none is left'}") from error

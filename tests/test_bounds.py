@@ -23,6 +23,7 @@ from simzoo.models.formats import load, restore, save
 from simzoo.models.next_item import NextItem
 from simzoo.models.next_item_mol import NextItemMoL
 from simzoo.models.parts.backbone import BackboneConfig
+from simzoo.models.parts.pretrained import read_config
 from simzoo.models.parts.sequence import SequenceConfig
 from simzoo.models.parts.tiny import tiny_backbone
 from simzoo.models.parts.tokenizer_bounds import MOST_GROWTH, check_tokenizer
@@ -293,6 +294,43 @@ def test_a_backbone_that_is_no_numbers_is_refused(cls: Any, tmp_path: Path) -> N
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ValueError, match=r"encoder\.layer\.1\.output\.dense\.weight holds NaN or infinity"):
         cls(BackboneConfig(str(folder)))
+
+
+@pytest.mark.parametrize("cls", [DualEncoder, SequenceClassifier])
+@pytest.mark.parametrize(
+    ("key", "value", "wanted"),
+    [
+        ("layer_norm_eps", float("nan"), "a finite number"),
+        ("layer_norm_eps", float("-inf"), "a finite number"),
+        ("layer_norm_eps", 0, "a number above 0 and at most 1"),
+        ("layer_norm_eps", -1e-12, "a number above 0 and at most 1"),
+        ("layer_norm_eps", 1e30, "a number above 0 and at most 1"),
+        ("anything", {"deeper": [1, float("inf")]}, "a finite number"),
+        ("hidden_dropout_prob", -0.5, "a share between 0 and 1"),
+        ("num_attention_heads", -2, "a whole number above 0"),
+        ("rope_parameters", {"rope_theta": 0.0}, "a number above 0"),
+    ],
+)
+def test_a_setting_that_makes_no_numbers_is_refused(
+    cls: Any, key: str, value: Any, wanted: str, tmp_path: Path
+) -> None:
+    """The model was loaded without complaint, and every score was NaN, or the same, in the middle of a search."""
+    folder = backbone(tmp_path / "b")
+    settings = json.loads((folder / "config.json").read_text()) | {key: value}
+    (folder / "config.json").write_text(json.dumps(settings))
+    name = key if not isinstance(value, dict) else next(iter(value))
+    with pytest.raises(ValueError, match=rf"config\.json: {name} is .*, expected {wanted}; it is refused"):
+        cls(BackboneConfig(str(folder)))
+
+
+def test_settings_of_models_in_use_pass(tmp_path: Path) -> None:
+    """Zeros that mean nothing, no limit or the padding, and labels of any name, must not be refused."""
+    folder = backbone(tmp_path / "b")
+    settings = json.loads((folder / "config.json").read_text())
+    settings |= {"chunk_size_feed_forward": 0, "max_relative_positions": -1, "classifier_dropout": None}
+    settings |= {"hidden_dropout_prob": 0, "label2id": {"theta": 0, "eps": 7}, "pad_token_id": 0, "anything": 10**400}
+    (folder / "config.json").write_text(json.dumps(settings))
+    assert read_config(folder, "b").hidden_dropout_prob == 0
 
 
 @pytest.mark.parametrize("content", ["", "text", "{}", "[]", '{"model_type": 3}', '{"model_type": []}', "\udcff"])

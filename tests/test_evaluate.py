@@ -106,6 +106,11 @@ def test_a_corpus_alone_is_searched(world: Path, tmp_path: Path, capsys: pytest.
     given = ["--checkpoint", str(world / "ce"), "--data", "BEIR", "--data.root", str(root)]
     evaluate.main(["search", *given, "--k", "3", "boat river"])
     assert "40 calls" in capsys.readouterr().out
+    with (root / "corpus.jsonl").open("a") as file:
+        file.write(json.dumps({"_id": "[/b]", "title": "[red]", "text": "boat river [/b] \x1b[31m"}) + "\n")
+    evaluate.main(["search", *given, "--k", "41", "boat [/b] [bold]river"])  # which rich would take for its markup
+    out = capsys.readouterr().out
+    assert "41 calls" in out and "[/b]" in out and "\x1b[31m" not in out
     with pytest.raises(DataError, match="the test split has no queries"):
         evaluate.main(["run", *given, "--output", str(tmp_path / "out")])
 
@@ -120,6 +125,9 @@ def test_metrics_are_checked_before_the_search(world: Path) -> None:
         run(world, "deep", "--search", "Rerank", "--search.budget", "5")
     with pytest.raises(ValueError, match="no metric"):
         run(world, "unknown", "--metrics", "[Rcall@5]")
+    with pytest.raises(ValueError, match="name at least one, for example"):
+        run(world, "none", "--metrics", "[]")
+    assert not (world / "none").exists()
     assert not (world / "deep").exists() and not (world / "unknown").exists()
 
 

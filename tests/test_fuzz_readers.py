@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,7 +21,9 @@ from simzoo.datamodules.readers.beir_files import Folder
 from simzoo.datamodules.readers.blink import load_blink, load_entities
 from simzoo.datamodules.readers.dstc7 import load_dstc7
 from simzoo.datamodules.readers.interactions import load_interactions
+from simzoo.datamodules.readers.lessons import read_lessons
 from simzoo.datamodules.readers.msmarco import load_msmarco
+from simzoo.datamodules.readers.pairs import Columns, collections_of, read_pairs
 from simzoo.datamodules.readers.wordnet import load_wordnet
 from simzoo.datamodules.readers.wsd import load_wsd
 from simzoo.datamodules.readers.zeshel import load_zeshel
@@ -29,7 +34,7 @@ from tests.test_wordnet import write_wordnet
 from tests.test_wsd import SENSES, write_set
 
 Read = Callable[[Path], Any]
-a_few = settings(fuzzed, max_examples=max(6, EXAMPLES // 4))  # there are 66 tests of them
+a_few = settings(fuzzed, max_examples=max(6, EXAMPLES // 4))  # there are some 80 tests of them
 
 
 def write_beir(root: Path) -> None:
@@ -54,8 +59,30 @@ def write_wsd(root: Path) -> None:
     (write_wordnet(root / "wordnet") / "index.sense").write_text(SENSES)
 
 
+def write_lessons(root: Path) -> None:
+    items = [{"id": f"i{n}", "title": f"t{n}", "content": f"text {n}", "score": 0.5 * n} for n in range(3)]
+    records = [{"query": {"id": f"q{n}", "content": "a boat", "mention": [2, 6]}, "items": items} for n in range(2)]
+    json_lines(root / "lessons.jsonl", records)
+    pq.write_table(pa.Table.from_pylist(records), root / "lessons.parquet")
+
+
+def write_pairs(root: Path) -> None:
+    texts = [
+        {"query": f"query {n}", "positive": f"text {n}", "negatives": f"other {n}", "scores": None} for n in (1, 2)
+    ]
+    json_lines(root / "pairs.jsonl", [{**text, "scores": [2, -0.5]} for text in texts])
+    pq.write_table(pa.Table.from_pylist(texts), root / "pairs.parquet")
+    for ending, mark in (("csv", ","), ("tsv", "\t")):
+        lines = [mark.join(["query", "positive", "negatives"]), *(mark.join(list(text.values())[:3]) for text in texts)]
+        (root / f"pairs.{ending}").write_text("\n".join(lines) + "\n")
+
+
 def write_trec(root: Path) -> None:
     (root / "run.trec").write_text("q1 Q0 b 2 0.5 tag\nq1 Q0 a 1 0.9 tag\n")
+
+
+def pairs_of(path: Path) -> object:
+    return collections_of("pairs", read_pairs(path, Columns()), 0.0, 0)
 
 
 LAYOUTS: dict[str, tuple[Callable[[Path], Any], dict[str, Read]]] = {
@@ -123,9 +150,24 @@ LAYOUTS: dict[str, tuple[Callable[[Path], Any], dict[str, Read]]] = {
             lambda root: load_wordnet(root / "wordnet"),
         ),
     ),
+    "lessons": (
+        write_lessons,
+        {
+            "lessons.jsonl": lambda root: list(read_lessons(root / "lessons.jsonl")),
+            "lessons.parquet": lambda root: list(read_lessons(root / "lessons.parquet")),
+        },
+    ),
+    "pairs": (
+        write_pairs,
+        {
+            f"pairs.{ending}": partial(lambda name, root: pairs_of(root / name), f"pairs.{ending}")
+            for ending in ("jsonl", "csv", "tsv", "parquet")
+        },
+    ),
     "trec": (write_trec, {"run.trec": lambda root: read_trec(root / "run.trec")}),
 }
 FILES = [(layout, file) for layout, (_, files) in LAYOUTS.items() for file in files]
+TEXTS = [(layout, file) for layout, file in FILES if not file.endswith(".parquet")]
 
 
 @pytest.fixture(scope="module")
@@ -170,7 +212,7 @@ TOKENS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("layout", "file"), FILES)
+@pytest.mark.parametrize(("layout", "file"), TEXTS)
 @a_few
 @given(data=st.data())
 def test_any_value_is_refused_or_read(layout: str, file: str, data: st.DataObject, written: Path) -> None:

@@ -166,11 +166,22 @@ def text(content: str, suffix: str = ".yaml") -> Callable[[Path], Path]:
     return made
 
 
-def huge_recipe(folder: Path) -> Path:
+def huge_recipe(suffix: str) -> Callable[[Path], Path]:
     """A recipe of 10 GB."""
-    folder.with_suffix(".yaml").touch()
-    os.truncate(folder.with_suffix(".yaml"), 10**10)
-    return folder.with_suffix(".yaml")
+
+    def made(folder: Path) -> Path:
+        path = folder.with_suffix(suffix)
+        path.write_text("a: &a [*a]\n")
+        os.truncate(path, 10**10)
+        return path
+
+    return made
+
+
+def other_base(folder: Path) -> Path:
+    """A recipe whose base is one by no ending."""
+    folder.with_suffix(".txt").write_text(LAUGHS)
+    return text(f"base: {folder.with_suffix('.txt').name}\n")(folder)
 
 
 def matrix_of(described: str, scores: np.ndarray) -> Callable[[Path], Path]:
@@ -276,7 +287,13 @@ CASES: list[tuple[str, Callable[[Path], Path], str]] = [
     ("train", text("model: &a {x: *a}\n"), "has no end"),
     ("evaluate", text(f"a: {DEEP}"), "deep in each other"),
     ("train", text(f"a: {5000 * '['}{5000 * ']'}"), "deep in each other"),
-    ("train", huge_recipe, "expected a recipe of at most"),
+    ("train", huge_recipe(".yaml"), "expected a recipe of at most"),
+    ("train", huge_recipe(".json"), "expected a recipe of at most"),
+    ("evaluate", huge_recipe(".json"), "expected a recipe of at most"),
+    ("evaluate", huge_recipe(".txt"), "expected a recipe of at most"),
+    ("evaluate", text(LAUGHS, ".json"), "once its aliases are written out"),
+    ("evaluate", text(LAUGHS, ".txt"), "once its aliases are written out"),
+    ("evaluate", other_base, "expected a recipe, a file ending in .yaml"),
     ("matrix", matrix_of(DEEP, np.zeros((2, 3), np.float32)), "not a whole score matrix"),
     ("matrix", matrix_of("[]", np.zeros((2, 3), np.float32)), "not a whole score matrix"),
     ("matrix", matrix_of(named(query_ids=5), np.zeros((2, 3), np.float32)), "not a whole score matrix"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,27 @@ def test_links_that_lead_out_are_refused(name: str, target: str, checkpoint: Pat
             use(checkpoint)
     with pytest.raises(ValueError, match=REFUSED):
         CrossEncoder(BackboneConfig(str(checkpoint)), TokenConfig(24, 24))
+
+
+@pytest.mark.parametrize("kind", ["pipe", "socket"])
+def test_what_is_no_file_is_refused(kind: str, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To read it waits for ever, for whoever loads or publishes the folder."""
+    monkeypatch.chdir(checkpoint)  # a socket's name is short
+    if kind == "pipe":
+        os.mkfifo("vocab.txt")
+    else:
+        socket.socket(socket.AF_UNIX).bind("vocab.txt")
+    for use in (load, write_manifest, lambda path: plan_push(path, "me/it")):
+        with pytest.raises(ValueError, match=r"vocab\.txt is a pipe, a socket or a device"):
+            use(checkpoint)
+
+
+def test_a_folder_that_is_not_its_manifests_is_not_published(checkpoint: Path) -> None:
+    """Whoever fetched it would be told that the download was damaged."""
+    weights = checkpoint / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\x7f")
+    with pytest.raises(ValueError, match=r"model\.safetensors has sha256"):
+        plan_push(checkpoint, "me/it")
 
 
 def test_a_link_in_a_circle_is_refused(checkpoint: Path) -> None:

@@ -87,6 +87,8 @@ def test_rows_of_one_query_are_put_together(tmp_path: Path) -> None:
         ({"query": "a", "positive": []}, r"a\.jsonl:2: expected at least one text under 'positive'"),
         ({"query": "a", "positive": "b", "scores": [1, 2]}, r"a\.jsonl:2: expected 1 numbers under 'scores'"),
         ({"query": "a", "positive": "b", "scores": ["x"]}, r"a\.jsonl:2: expected 1 numbers under 'scores'"),
+        ({"query": "a", "positive": "b", "scores": [10**400]}, r"a\.jsonl:2: expected 1 numbers under 'scores'"),
+        ({"query": "a \ud800", "positive": "b"}, r"a\.jsonl:2: expected a text under 'query', got 'a \\ud800'"),
         ({"query": "a", "positive": "b", "scores": [math.nan]}, r"a\.jsonl:2: JSON that cannot be used: NaN"),
     ],
 )
@@ -94,6 +96,30 @@ def test_bad_rows_are_named(row: dict[str, Any], message: str, tmp_path: Path) -
     """One of a million rows is wrong; the number is what helps."""
     with pytest.raises(DataError, match=message):
         Pairs(str(json_lines(tmp_path / "a.jsonl", [ROWS[0], row]))).collections("train")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"query,positive,query\na,b,c\n", r"a\.csv:1: a name is there twice in the header"),  # the last one was taken
+        (b"query,positive\na,b\nc,caf\xe9\n", r"a\.csv:3: is not UTF-8 text .* at byte 6 of the line"),
+        (b'query,positive\na,b\nc,"d"e\n', r"a\.csv:3: broken table: "),
+        (b"query,positive\na,b\nc," + 200_000 * b"d", r"a\.csv:3: broken table: field larger than field limit"),
+        (b"query,positive\n", r"a\.csv: has a header, but no rows"),
+    ],
+)
+def test_bad_tables_are_named(content: bytes, message: str, tmp_path: Path) -> None:
+    """The message had no line, or the table was read with one column under another's name."""
+    (tmp_path / "a.csv").write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        Pairs(str(tmp_path / "a.csv")).collections("train")
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_name(tmp_path: Path) -> None:
+    """What spreadsheets write was refused, for want of a column that everybody sees."""
+    (tmp_path / "a.csv").write_text("query,positive\na,b\nc,d\n", encoding="utf-8-sig")
+    [found] = Pairs(str(tmp_path / "a.csv"), validation=0.0).collections("train")
+    assert [query.text for query in found.queries] == ["a", "c"]
 
 
 def test_bad_tables_and_shares_are_named(tmp_path: Path) -> None:

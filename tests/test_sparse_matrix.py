@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from safetensors.numpy import load_file, save_file
 
 from simzoo.core.locks import InUse, locked
 from simzoo.core.records import DataError, Item, Query
@@ -178,6 +179,36 @@ def test_damaged_shards_are_named(tmp_path: Path) -> None:
         read_entries(tmp_path)
     shard.unlink()
     with pytest.raises(DataError, match="missing"):
+        read_entries(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"score": np.full(100, np.nan, np.float32)}, "expected rows as int32 and finite scores as float32"),
+        ({"score": np.zeros(100, np.int32)}, "got query as int32, item as int32, score as int32"),
+        ({"query": np.zeros(100, np.float32)}, "got query as float32"),
+        ({"query": np.zeros((100, 2), np.int32)}, "differ in length"),
+        ({"manifest.json": {"shards": 2.5}}, "has shards 2.5, expected a count"),
+        ({"manifest.json": {"items": -1}}, "has items -1, expected a count"),
+        ({"finished.json": {"entries": 10**12}}, "the shards hold fewer than 1,000,000,000,000 entries"),
+        ({"finished.json": {"entries": None}}, "has entries None, expected a count"),
+        ({"finished.json": {"beta": float("nan")}}, "has beta nan, expected a number"),
+        ({"finished.json": []}, "holds list, expected an object"),
+        ({"queries.json": {}}, "expected a list of the queries' ids"),
+    ],
+)
+def test_made_up_entries_are_refused(changed: dict[str, Any], message: str, tmp_path: Path) -> None:
+    """Scores that are no numbers trained without complaint; a missing key was a traceback, a large one all memory."""
+    build(tmp_path, Uniform(400), shard=100)
+    [(name, value)] = changed.items()
+    if name.endswith(".json"):
+        found = json.loads((tmp_path / name).read_text())
+        (tmp_path / name).write_text(json.dumps(found | value if value and isinstance(found, dict) else value))
+    else:
+        shard = tmp_path / "shard-000001.safetensors"
+        save_file({**load_file(shard), name: value}, shard)
+    with pytest.raises(DataError, match=message):
         read_entries(tmp_path)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from simzoo.retrieval.first_stages import vector_search
 from simzoo.retrieval.first_stages.segmented_index import SegmentedIndex
 from simzoo.retrieval.first_stages.vector_index import HNSW, IVF, IVFPQ, Auto, FaissKind, Flat, open_index
 from simzoo.retrieval.first_stages.vector_search import VectorIndex
+from simzoo.retrieval.storage.checksums import described
 
 Floats = NDArray[np.float32]
 RNG = np.random.default_rng(0)
@@ -60,6 +62,22 @@ def test_an_index_that_is_cut_short_is_refused(tmp_path: Path) -> None:
     (tmp_path / "settings.json").write_text('{"class": "os.system", "arguments": {}}')
     with pytest.raises(DataError, match=r"is no whole vector index \('os.system'\)"):
         open_index(tmp_path, VECTORS)
+
+
+def test_an_index_of_another_kind_or_other_bytes_is_refused(tmp_path: Path) -> None:
+    """faiss reads whatever its file says: an index of the same size with other numbers finds other items."""
+    for kind in (HNSW(8, 40, 64), IVF(40, 8)):
+        kind.build(VECTORS).save(tmp_path / type(kind).__name__)
+    path, settings = tmp_path / "IVF" / "index.faiss", tmp_path / "IVF" / "settings.json"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with pytest.raises(DataError, match="is not what was written"):
+        open_index(tmp_path / "IVF", VECTORS)
+    path.write_bytes((tmp_path / "HNSW" / "index.faiss").read_bytes())
+    found = json.loads(settings.read_text())
+    settings.write_text(json.dumps({**found, "file": described(path)}))  # its author writes both
+    with pytest.raises(DataError, match="holds a IndexHNSWFlat, expected a trained IndexIVFScalarQuantizer"):
+        open_index(tmp_path / "IVF", VECTORS)
 
 
 @named

@@ -128,7 +128,7 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
             broken.
     """
     blank = True
-    for number, line in _lines(path):
+    for number, line in raw_lines(path):
         if line.strip():
             blank = False
             yield number, line.removesuffix("\n").removesuffix("\r")
@@ -136,7 +136,8 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
         raise DataError("holds blank lines only", path)
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
+def raw_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """All lines with their ends and numbers from 1; see `numbered_lines`."""
     number = 0
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as stream:
@@ -182,7 +183,7 @@ def read_json_array(path: Path) -> Iterator[Record]:
         DataError: the file is missing or empty, or is not an array of objects and nothing else.
     """
     path = existing(path)
-    text = "".join(line for _, line in _lines(path))
+    text = "".join(line for _, line in raw_lines(path))
     at = _behind(text, 0)
     line = 1 + text.count("\n", 0, at)
     if text[at : at + 1] != "[":

@@ -7,10 +7,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from simzoo.core.records import DataError, Item, Query
-from simzoo.datamodules.readers.json_lines import Record, read_json_lines
+from simzoo.datamodules.readers.json_lines import Record, read_json_lines, shown
 
 BLOCK = 1024  # rows of a Parquet file held at once
 
@@ -61,9 +62,11 @@ def read_parquet(path: Path) -> Iterator[Record]:
                 yield Record(fields, path, number)
         if number == 0:
             raise DataError("holds no rows", path)
-    except (OSError, ValueError) as error:
-        if isinstance(error, DataError):
-            raise
+    except DataError:
+        raise
+    except MemoryError as error:
+        raise DataError(f"has {BLOCK:,} rows that do not fit in memory; its texts are too long", path) from error
+    except (OSError, ValueError, OverflowError, pa.ArrowException) as error:
         raise DataError(f"is not a whole Parquet file ({error})", path) from error
 
 
@@ -75,7 +78,7 @@ def _lesson(record: Record, positive_type: str | None) -> Lesson:
     items, scores, kinds = [], [], []
     for fields in listed:
         if not isinstance(fields, dict):
-            raise record.error(f"expected an item as an object, got {fields!r}")
+            raise record.error(f"expected an item as an object, got {shown(fields)}")
         item = Record(fields, record.path, record.line)
         items.append(Item(item.identifier("id"), item.text("content"), item.text("title", "")))
         scores.append(_score(item))
@@ -87,11 +90,11 @@ def _lesson(record: Record, positive_type: str | None) -> Lesson:
     if not any(positive):
         raise record.error(
             f"query {asked.identifier('id')!r} has no item of type {positive_type!r}; its types are "
-            f"{', '.join(sorted({repr(kind) for kind in kinds}))}"
+            f"{', '.join(sorted({shown(kind) for kind in kinds})[:20])}"
         )
     mention = query.get("mention")
     if mention is not None and not (isinstance(mention, list) and list(map(type, mention)) == [int, int]):
-        raise record.error(f"expected [start, end] under 'mention', got {mention!r}")
+        raise record.error(f"expected [start, end] under 'mention', got {shown(mention)}")
     try:
         span = None if mention is None else (mention[0], mention[1])
         return Lesson(Query(asked.identifier("id"), asked.text("content"), span), items, positive, scores)

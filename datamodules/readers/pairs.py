@@ -11,8 +11,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from simzoo.core.records import Collection, DataError, Item, Query
-from simzoo.datamodules.readers.json_lines import Record, existing, read_json_lines
+from simzoo.core.records import Collection, DataError, Item, Query, has_surrogate
+from simzoo.datamodules.readers.json_lines import Record, existing, raw_lines, read_json_lines, shown
 from simzoo.datamodules.readers.lessons import read_parquet
 
 LAYOUTS = (".jsonl", ".jsonl.gz", ".csv", ".tsv", ".parquet")
@@ -81,21 +81,24 @@ def read_hub_pairs(name: str, config: str | None, split: str, columns: Columns) 
 
 def _table(path: Path) -> Iterator[Record]:
     """The rows of a CSV or TSV file with a header; its cells are text alone."""
-    path = existing(path)
+    delimiter, path = "\t" if path.suffix == ".tsv" else ",", existing(path)
+    # By our own lines, whose length has a bound.
+    reader = csv.DictReader((line for _, line in raw_lines(path)), delimiter=delimiter, strict=True)
     try:
-        with path.open(encoding="utf-8", newline="") as stream:
-            reader = csv.DictReader(stream, delimiter="\t" if path.suffix == ".tsv" else ",", strict=True)
-            line = 1
-            for fields in reader:
-                line, begun = reader.line_num, line + 1
-                if None in fields or None in fields.values():
-                    raise DataError(f"expected {len(reader.fieldnames or ())} cells, as the header has", path, begun)
-                # A blank cell is how a table says that there is nothing.
-                yield Record({key: value or None for key, value in fields.items()}, path, begun)
-    except UnicodeDecodeError as error:
-        raise DataError(f"is not UTF-8 text ({error.reason})", path) from error
+        columns = list(reader.fieldnames or ())
+        if len(set(columns)) < len(columns):
+            raise DataError(f"a name is there twice in the header {shown(columns)}", path, reader.line_num)
+        line = begun_at = reader.line_num
+        for fields in reader:
+            line, begun = reader.line_num, line + 1
+            if None in fields or None in fields.values():
+                raise DataError(f"expected {len(columns)} cells, as the header has", path, begun)
+            # A blank cell is how a table says that there is nothing.
+            yield Record({key: value or None for key, value in fields.items()}, path, begun)
+        if line == begun_at:
+            raise DataError("has a header, but no rows", path)
     except csv.Error as error:
-        raise DataError(f"broken table: {error}", path) from error
+        raise DataError(f"broken table: {error}", path, reader.line_num + 1) from error
 
 
 def _pairs(records: Iterable[Record], columns: Columns) -> Iterator[Pair]:
@@ -115,9 +118,9 @@ def _texts(record: Record, key: str, only_one: bool = False) -> list[str]:
     value = record.fields[key]
     texts = value if isinstance(value, list) and not only_one else [value]
     for text in texts:
-        if not isinstance(text, str) or not text.strip():
+        if not isinstance(text, str) or not text.strip() or has_surrogate(text):
             wanted = "a text" if only_one else "a text, or a list of texts,"
-            raise record.error(f"expected {wanted} under {key!r}, got {text!r}")
+            raise record.error(f"expected {wanted} under {key!r}, got {shown(text)}")
     return texts
 
 
@@ -128,11 +131,11 @@ def _scores(record: Record, columns: Columns, count: int) -> list[float]:
     values = value if isinstance(value, list) else [value]
     try:
         scores = [float(score) for score in values]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):  # the last of a whole number beyond the largest float
         scores = [math.nan]
     if len(scores) != count or not all(map(math.isfinite, scores)):
         raise record.error(
-            f"expected {count} numbers under {columns.scores!r}, one for each positive and negative, got {value!r}"
+            f"expected {count} numbers under {columns.scores!r}, one for each positive and negative, got {shown(value)}"
         )
     return scores
 

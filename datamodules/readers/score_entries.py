@@ -12,12 +12,15 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
+from simzoo.core.files import read_object
 from simzoo.core.records import DataError
 
 MANIFEST = "manifest.json"
 QUERIES = "queries.json"
 FINISHED = "finished.json"
 FORMAT = 1
+COLUMNS = {"query": np.int32, "item": np.int32, "score": np.float32}
+MOST = 1 << 62
 AGAIN = "go on with the same: python evaluate.py sparse_matrix"
 
 
@@ -61,17 +64,23 @@ def read_shard(path: Path) -> dict[str, NDArray[Any]]:
     """One shard.
 
     Raises:
-        DataError: it is missing or damaged.
+        DataError: it is missing or damaged, or holds something else.
     """
     try:
         found = load_file(path)
-        if len({len(found[name]) for name in ("query", "item", "score")}) != 1:
+        if len({found[name].shape for name in COLUMNS}) != 1 or found["score"].ndim != 1:
             raise ValueError("its columns differ in length")
+        if any(found[name].dtype != dtype for name, dtype in COLUMNS.items()) or not np.isfinite(found["score"]).all():
+            raise ValueError(f"expected rows as int32 and finite scores as float32, got {_kinds(found)}")
         return found
     except FileNotFoundError as error:
         raise DataError(f"is missing; {AGAIN}", path) from error
     except (SafetensorError, KeyError, ValueError) as error:
         raise DataError(f"is damaged ({error}); remove it and {AGAIN}", path) from error
+
+
+def _kinds(columns: dict[str, NDArray[Any]]) -> str:
+    return ", ".join(f"{name} as {columns[name].dtype}" for name in COLUMNS)
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -89,7 +98,22 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise DataError(f"is damaged ({error}); make the matrix again in another folder", path) from error
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         raise DataError(f"is of another format than {FORMAT}, which this version reads", path)
+    _check_kinds(found, {"shards": "count", "items": "count", "fingerprint": "text"}, path)
     return found
+
+
+def _check_kinds(found: dict[str, Any], kinds: dict[str, str], path: Path) -> None:
+    """Refuses settings of which one is missing, or no ``text``, ``count`` or finite ``number`` as it should be."""
+    for name, kind in kinds.items():
+        value = found.get(name)
+        if kind == "text":
+            right = isinstance(value, str)
+        elif kind == "count":
+            right = type(value) is int and 0 <= value < MOST
+        else:
+            right = isinstance(value, int | float) and -MOST < value < MOST  # NaN is not
+        if not right:
+            raise DataError(f"has {name} {value!r:.40}, expected a {kind}; make the matrix again", path)
 
 
 def read_entries(folder: Path) -> Entries:
@@ -101,8 +125,11 @@ def read_entries(folder: Path) -> Entries:
     manifest = read_manifest(folder)
     if not (folder / FINISHED).is_file():
         raise DataError(f"is not finished; {AGAIN}", folder)
-    finished = json.loads((folder / FINISHED).read_text(encoding="utf-8"))
+    finished = read_object(folder / FINISHED, AGAIN)
+    _check_kinds(finished, {"entries": "count", "alpha": "number", "beta": "number"}, folder / FINISHED)
     size = finished["entries"]
+    if 12 * size > sum(path.stat().st_size for path in folder.glob("shard-*")):
+        raise DataError(f"the shards hold fewer than {size:,} entries: one is missing, or was replaced", folder)
     query, item = np.empty(size, dtype=np.int32), np.empty(size, dtype=np.int32)
     score = np.empty(size, dtype=np.float32)
     start = 0
@@ -115,7 +142,7 @@ def read_entries(folder: Path) -> Entries:
         start = stop
     if start != size:
         raise DataError(f"the shards hold {start:,} of {size:,} entries; was one replaced?", folder)
-    query_ids = tuple(json.loads((folder / QUERIES).read_text(encoding="utf-8")))
+    query_ids = _query_ids(folder / QUERIES)
     for name, rows, most in (("query", query, len(query_ids)), ("item", item, manifest["items"])):
         if size and not (rows.min() >= 0 and rows.max() < most):
             raise DataError(f"a shard names {name} rows beyond {most:,}; was one replaced?", folder)
@@ -131,3 +158,13 @@ def read_entries(folder: Path) -> Entries:
         finished["alpha"],
         finished["beta"],
     )
+
+
+def _query_ids(path: Path) -> tuple[str, ...]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(f"is missing or damaged ({error}); make the matrix again", path) from error
+    if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+        raise DataError("expected a list of the queries' ids; make the matrix again", path)
+    return tuple(found)

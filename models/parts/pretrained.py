@@ -17,7 +17,7 @@ from transformers.utils.import_utils import DummyObject
 
 from simzoo.core.files import read_object
 from simzoo.core.hub import HubError
-from simzoo.models.parts.finite import check_finite
+from simzoo.models.parts.finite import check_finite, check_numbers
 from simzoo.models.parts.tokenizer_bounds import check_normalizer, check_tokenizer, usable
 from simzoo.models.parts.weights import Bounded
 
@@ -95,12 +95,14 @@ def read_config(folder: Path, name: str, **settings: Any) -> Any:
         settings: take the place of those in the file.
 
     Raises:
-        ValueError: it cannot be read, needs code of its own, or asks for more layers than there can be.
+        ValueError: it cannot be read, needs code of its own, asks for more layers than there can be, or has a setting
+            that makes every output NaN.
     """
     with readable(name, "configuration"):
         found = read_object(folder / "config.json", "fetch it again")
         _check_counts(found, folder / "config.json")
         _check_names(found, folder / "config.json", ELSEWHERE)
+        check_numbers(found, folder / "config.json")
         config: Any = AutoConfig.from_pretrained(folder, trust_remote_code=False, **settings)
         for setting in NAMES_OF_CODE:
             vars(config).pop(setting, None)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from simzoo.core.files import copy_folder
 from simzoo.core.hub import (
     MANIFEST,
     HubError,
@@ -93,7 +94,7 @@ def pull(name: str, to: Path | None = None) -> Path:
         if place.is_dir():
             if to.exists():
                 check_links(to)  # a copy would be written to where they lead
-            shutil.copytree(place, to, dirs_exist_ok=True)
+            copy_folder(place, to)
         else:
             to.mkdir(parents=True, exist_ok=True)
             shutil.copy2(place, to)

@@ -48,8 +48,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from simzoo.core.files import replacing
+from simzoo.core.files import MOST_SETTINGS, replacing
 from simzoo.core.records import Collection, DataError
+from simzoo.datamodules.readers.json_lines import raw_lines
 from simzoo.retrieval.scorer import Rows, Scores
 from simzoo.retrieval.searcher import Ranking
 
@@ -148,7 +149,8 @@ def read_per_query(folder: Path) -> dict[str, list[Any]]:
     path = folder / "per_query.jsonl"
     columns: dict[str, list[Any]] = {}
     lines: dict[str, int] = {}
-    for number, line in enumerate(_read(path).removesuffix("\n").split("\n"), start=1):
+    for number, whole in raw_lines(_existing(path)):
+        line = whole.rstrip("\r\n")
         if not line:
             continue
         row = _parsed(line, path, number)
@@ -222,7 +224,7 @@ def read_trec(path: Path) -> dict[str, list[tuple[str, float]]]:
         DataError: the file is missing or empty, or a line does not have six columns with a rank and a score.
     """
     found: dict[str, list[tuple[int, str, float]]] = {}
-    for number, line in enumerate(_read(path).split("\n"), start=1):
+    for number, line in raw_lines(_existing(path)):
         if not line.strip():
             continue
         columns = line.split()
@@ -231,7 +233,7 @@ def read_trec(path: Path) -> dict[str, list[tuple[str, float]]]:
             found.setdefault(_name(query), []).append((int(rank), _name(item), float(score)))
         except ValueError as error:
             raise DataError(
-                f"expected `query Q0 item rank score tag`, got {line[:80]!r}; {AGAIN}", path, number
+                f"expected `query Q0 item rank score tag`, got {line.rstrip()[:80]!r}; {AGAIN}", path, number
             ) from error
     if not found:
         raise DataError(f"holds no results; {AGAIN}", path)
@@ -266,9 +268,15 @@ def commit() -> str | None:
     return described.stdout.strip()
 
 
-def _read(path: Path) -> str:
+def _existing(path: Path) -> Path:
     if not path.is_file():
         raise DataError("is missing; is this the output folder of evaluate.py run?", path)
+    return path
+
+
+def _read(path: Path) -> str:
+    if (size := _existing(path).stat().st_size) > MOST_SETTINGS:
+        raise DataError(f"has {size:,} bytes, expected at most {MOST_SETTINGS:,}; {AGAIN}", path)
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
