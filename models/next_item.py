@@ -123,7 +123,7 @@ class NextItem(LearnedSimilarity):
         """Scores (B, K); in training every position of the histories is a query."""
         if not batch.every_position:
             return super().list_scores(batch)
-        queries, items = self.encode_positions(batch.queries), self.encode_items(batch.items)
+        queries, items = self.encode_positions(batch.queries), self.encode_batch_items(batch)
         scores = self.score(queries, items, batch.candidates)
         if batch.shared is None:
             return scores

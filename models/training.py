@@ -18,7 +18,9 @@ from transformers import get_scheduler
 
 from simzoo.core.batch import Batch
 from simzoo.core.settings import plain
+from simzoo.core.targets import Targets
 from simzoo.losses import Loss, SoftmaxCrossEntropy
+from simzoo.models.ranks import share_of_mean
 
 
 @dataclass
@@ -85,9 +87,18 @@ class TrainingLoop(LightningModule, ABC):
         """Scores (B, K) of a training batch."""
 
     def training_loss(self, batch: Batch) -> Tensor:
-        """What a step minimises: the loss of the scores; a system with terms of its own adds them here."""
-        loss: Tensor = self.loss(self.list_scores(batch), batch.targets)
-        return loss
+        """What a step minimises: the loss of the scores; a system with terms of its own adds them here.
+
+        On several ranks it is this rank's share of the loss of all their batches (`simzoo.models.ranks`).
+        """
+        return self.loss_of_scores(self.list_scores(batch), batch.targets)
+
+    def loss_of_scores(self, scores: Tensor, targets: Targets) -> Tensor:
+        """The loss of scores (B, K)."""
+        shares = [
+            weight * share_of_mean(part(scores, targets), part.count(targets)) for weight, part in self.loss.parts()
+        ]
+        return torch.stack(shares).sum()
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         """Seeds dropout by the step, so that a run that was killed continues as if it had not been."""
