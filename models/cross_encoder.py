@@ -13,7 +13,7 @@ from simzoo.core.reps import Ragged, Reps
 from simzoo.losses import Loss
 from simzoo.models.parts import papers
 from simzoo.models.parts.backbone import BackboneConfig, Encoder, load_tokenizer
-from simzoo.models.parts.packing import buckets, join_pairs, token_budget
+from simzoo.models.parts.packing import in_buckets, join_pairs
 from simzoo.models.parts.tokenizing import TextTokenizer, TokenConfig
 from simzoo.models.similarity import LearnedSimilarity, pair_by_pair
 from simzoo.models.training import Optimization
@@ -103,14 +103,11 @@ class CrossEncoder(LearnedSimilarity):
         """See `LearnedSimilarity.score_pairs`; pairs go through in order of length, by token budget."""
         query_ids, item_ids = queries["ids"], items["ids"]
         assert isinstance(query_ids, Ragged) and isinstance(item_ids, Ragged)
-        lengths = query_ids.lengths[query_rows] + item_ids.lengths[item_rows]
-        parts, rows = [], []
-        for bucket in buckets(lengths, token_budget(self.tokens_per_batch, lengths.device)):
-            parts.append(self._score_bucket(queries, items, query_rows[bucket], item_rows[bucket]))
-            rows.append(bucket)
-        if not parts:
-            return torch.empty(0, device=self.device)
-        return torch.cat(parts)[torch.argsort(torch.cat(rows))]
+
+        def read(pairs: Tensor) -> Tensor:
+            return self._score_bucket(queries, items, query_rows[pairs], item_rows[pairs])
+
+        return in_buckets(query_ids.lengths[query_rows] + item_ids.lengths[item_rows], self.tokens_per_batch, read)
 
     def _score_bucket(self, queries: Reps, items: Reps, query_rows: Tensor, item_rows: Tensor) -> Tensor:
         query_ids, item_ids, query_tags, item_tags = queries["ids"], items["ids"], queries["tags"], items["tags"]

@@ -13,7 +13,7 @@ from simzoo.core.reps import Ragged, Reps
 from simzoo.losses import Loss
 from simzoo.models.parts import papers
 from simzoo.models.parts.backbone import BackboneConfig
-from simzoo.models.parts.packing import buckets, token_budget
+from simzoo.models.parts.packing import in_buckets
 from simzoo.models.parts.pooling import each_token
 from simzoo.models.parts.tokenizing import TokenConfig
 from simzoo.models.similarity import pair_by_pair
@@ -93,16 +93,16 @@ class DeFormer(TwoTowers):
         """See `LearnedSimilarity.score_pairs`; pairs of like length go through the upper layers together."""
         query, item = queries["states"], items["states"]
         assert isinstance(query, Ragged) and isinstance(item, Ragged)
-        lengths = query.lengths[query_rows] + item.lengths[item_rows]
-        parts, rows = [torch.empty(0, device=lengths.device)], [query_rows[:0]]
-        for bucket in buckets(lengths, token_budget(self.tokens_per_batch, lengths.device)):
+
+        def read(pairs: Tensor) -> Tensor:
             # Padding may stand between the two: their positions went into the lower layers already.
-            (left, asked), (right, there) = query.take(query_rows[bucket]).pad(), item.take(item_rows[bucket]).pad()
+            (left, asked), (right, there) = query.take(query_rows[pairs]).pad(), item.take(item_rows[pairs]).pad()
             first = torch.zeros(len(left), 1, dtype=torch.int64, device=left.device)
             states = torch.cat([left, right], dim=1), torch.cat([asked, there], dim=1)
-            parts.append(self.head(self.query_encoder.upper(*states, first, self.lower))[:, 0, 0])
-            rows.append(bucket)
-        return torch.cat(parts)[torch.argsort(torch.cat(rows))]
+            scores: Tensor = self.head(self.query_encoder.upper(*states, first, self.lower))[:, 0, 0]
+            return scores.float()
+
+        return in_buckets(query.lengths[query_rows] + item.lengths[item_rows], self.tokens_per_batch, read)
 
     @classmethod
     def tiny(cls) -> Self:

@@ -12,7 +12,7 @@ from simzoo.core.reps import Ragged, Reps, take
 from simzoo.losses import Loss
 from simzoo.models.parts import papers
 from simzoo.models.parts.backbone import BackboneConfig, Encoder
-from simzoo.models.parts.packing import buckets, lists_of_pairs
+from simzoo.models.parts.packing import in_buckets, lists_of_pairs
 from simzoo.models.parts.pooling import Pooling, each_text, each_token, pooled
 from simzoo.models.parts.tokenizing import TokenConfig
 from simzoo.models.similarity import pair_by_pair
@@ -188,15 +188,14 @@ class SumOfMax(TwoTowers):
         """See `LearnedSimilarity.score_pairs`; pairs of like size go together."""
         query, item = queries["vectors"], items["vectors"]
         assert isinstance(query, Ragged) and isinstance(item, Ragged)
-        sizes = query.lengths[query_rows] * item.lengths[item_rows]
-        parts, rows = [torch.empty(0, device=sizes.device)], [query_rows[:0]]
-        for bucket in buckets(sizes, PRODUCTS // 16):
-            left, asked = query.take(query_rows[bucket]).pad()
-            right, there = item.take(item_rows[bucket]).pad()
+
+        def read(pairs: Tensor) -> Tensor:
+            left, asked = query.take(query_rows[pairs]).pad()
+            right, there = item.take(item_rows[pairs]).pad()
             best = (left @ right.mT).masked_fill(~there[:, None], -torch.inf).amax(dim=2)
-            parts.append(best.masked_fill(~asked, 0.0).sum(dim=1))
-            rows.append(bucket)
-        return torch.cat(parts)[torch.argsort(torch.cat(rows))]
+            return best.masked_fill(~asked, 0.0).sum(dim=1).float()
+
+        return in_buckets(query.lengths[query_rows] * item.lengths[item_rows], PRODUCTS // 16, read)
 
     def _against_all(self, query: Ragged, item: Ragged) -> Tensor:
         """(B, M): one matrix product of all tokens, and the largest of each item's columns."""

@@ -13,7 +13,7 @@ from simzoo.core.reps import Ragged, Reps
 from simzoo.losses import Loss
 from simzoo.models.parts.backbone import BackboneConfig, load_tokenizer
 from simzoo.models.parts.classifier import Classifier
-from simzoo.models.parts.packing import buckets, token_budget
+from simzoo.models.parts.packing import in_buckets
 from simzoo.models.parts.pairs import PairTokenizer, longest_first, templated
 from simzoo.models.similarity import LearnedSimilarity, pair_by_pair
 from simzoo.models.training import Optimization
@@ -106,15 +106,15 @@ class SequenceClassifier(LearnedSimilarity):
         assert isinstance(query, Ragged) and isinstance(item, Ragged)
         template = self.text.template
         left, right = longest_first(query.lengths[query_rows], item.lengths[item_rows], self.text.room)
-        lengths = left + right + template.added
-        parts, rows = [torch.empty(0, device=lengths.device)], [query_rows[:0]]
-        for bucket in buckets(lengths, token_budget(self.tokens_per_batch, lengths.device)):
-            asked = query, query_rows[bucket], left[bucket]
-            offered = item, item_rows[bucket], right[bucket]
+
+        def read(pairs: Tensor) -> Tensor:
+            asked = query, query_rows[pairs], left[pairs]
+            offered = item, item_rows[pairs], right[pairs]
             ids, mask, segments = templated(template, asked, offered, self.encoder.pad)
-            parts.append(self.encoder(ids, mask, segments if self.gives_segments else None))
-            rows.append(bucket)
-        return torch.cat(parts)[torch.argsort(torch.cat(rows))]
+            scores: Tensor = self.encoder(ids, mask, segments if self.gives_segments else None)
+            return scores
+
+        return in_buckets(left + right + template.added, self.tokens_per_batch, read)
 
     @classmethod
     def tiny(cls) -> Self:

@@ -13,9 +13,10 @@ from simzoo.core.records import DataError, Item, Query
 from simzoo.core.reps import Ragged, concat, num_rows, take
 from simzoo.models.cross_encoder import CrossEncoder
 from simzoo.models.parts.backbone import BackboneConfig, Encoder, LoRA, load_tokenizer, resolve_backbone
-from simzoo.models.parts.packing import buckets, join_pairs
+from simzoo.models.parts.packing import buckets, in_buckets, join_pairs
 from simzoo.models.parts.tiny import tiny_backbone
 from simzoo.models.parts.tokenizing import TextTokenizer, TokenConfig
+from simzoo.models.sequence_classifier import SequenceClassifier
 
 
 @pytest.fixture(scope="module")
@@ -102,6 +103,41 @@ def test_buckets_cover_everything_within_budget(lengths: list[int], tokens: int)
     for part in parts:
         sizes = torch.tensor(lengths)[part]
         assert len(part) == 1 or len(part) * int(sizes.max()) <= tokens
+
+
+@given(st.lists(st.integers(0, 50), max_size=60), st.integers(1, 100), st.sampled_from([(), (2,)]))
+def test_what_is_read_in_buckets_comes_back_in_order(lengths: list[int], tokens: int, shape: tuple[int, ...]) -> None:
+    """A value must go back to its own row, not to where the order of length had it; in the type that was read."""
+    values = torch.arange(len(lengths) * 2, dtype=torch.float64).view(-1, 2)[:, : shape[0] if shape else 1]
+    values = values if shape else values[:, 0]
+    read = in_buckets(torch.tensor(lengths, dtype=torch.int64), tokens, lambda rows: values[rows], shape)
+    assert read.tolist() == values.tolist()
+    assert read.dtype == (torch.float64 if lengths else torch.float32) and read.shape == values.shape
+
+
+@pytest.mark.parametrize("tokens", [None, 40])
+@pytest.mark.parametrize("kind", [CrossEncoder, SequenceClassifier])
+def test_pairs_are_scored_as_their_bucket_alone(
+    kind: type[CrossEncoder] | type[SequenceClassifier], tokens: int | None
+) -> None:
+    """The last bit of a score depends on what is padded together: the shared loop must not change the batches."""
+    torch.manual_seed(0)
+    similarity = kind.tiny().eval()
+    words = [f"{'river boat ' * (row % 3)}bank" for row in range(12)]
+    queries = similarity.collate_queries([Query(str(row), word) for row, word in enumerate(words)])
+    items = similarity.collate_items([Item(str(row), word) for row, word in enumerate(reversed(words))])
+    left, right = (reps["ids"] for reps in (queries, items))
+    assert isinstance(left, Ragged) and isinstance(right, Ragged)
+    asked, offered = torch.randint(12, (2, 60))
+    added = similarity.text.template.added if isinstance(similarity, SequenceClassifier) else 0
+    lengths = left.lengths[asked] + right.lengths[offered] + added
+    expected = torch.zeros(60)
+    with torch.no_grad():
+        for bucket in buckets(lengths, tokens or 1024):
+            similarity.tokens_per_batch = 10**6
+            expected[bucket] = similarity.score_pairs(queries, items, asked[bucket], offered[bucket])
+        similarity.tokens_per_batch = tokens
+        assert torch.equal(similarity.score_pairs(queries, items, asked, offered), expected)
 
 
 @given(st.data())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -35,6 +35,29 @@ def buckets(lengths: Tensor, tokens: int) -> Iterator[Tensor]:
         count = max(1, tokens // max(sizes[start], 1))
         yield order[start : start + count]
         start += count
+
+
+def in_buckets(
+    lengths: Tensor, tokens: int | None, read: Callable[[Tensor], Tensor], shape: tuple[int, ...] = ()
+) -> Tensor:
+    """What is read of each of N sequences, which are read in batches of like length.
+
+    Args:
+        lengths: (N,) tokens of each sequence.
+        tokens: budget of one batch, padding included; None: what suits the device (`token_budget`).
+        read: of the rows (n,) of one batch to (n, *shape).
+        shape: of what is read of one sequence.
+
+    Returns:
+        (N, *shape), in the order of ``lengths``, in the type that ``read`` gives; float32 where N is 0.
+    """
+    parts, rows = [], []
+    for bucket in buckets(lengths, token_budget(tokens, lengths.device)):
+        parts.append(read(bucket))
+        rows.append(bucket)
+    if not parts:
+        return torch.empty(0, *shape, device=lengths.device)
+    return torch.cat(parts)[torch.argsort(torch.cat(rows))]
 
 
 def lists_of_pairs(query_rows: Tensor, item_rows: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:

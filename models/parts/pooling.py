@@ -10,7 +10,7 @@ from torch import Tensor
 
 from simzoo.core.reps import Ragged
 from simzoo.models.parts.backbone import Encoder
-from simzoo.models.parts.packing import buckets, token_budget
+from simzoo.models.parts.packing import buckets, in_buckets, token_budget
 
 Pooling = Literal["mean", "cls"]
 
@@ -41,14 +41,12 @@ def each_text(
         (N, *shape).
     """
     assert isinstance(ids, Ragged)
-    parts, rows = [], []
-    for bucket in buckets(ids.lengths, token_budget(tokens_per_batch, ids.values.device)):
-        padded, mask = ids.take(bucket).pad()
-        parts.append(read(padded.long(), mask))
-        rows.append(bucket)
-    if not parts:
-        return torch.empty(0, *shape, device=ids.values.device)
-    return torch.cat(parts)[torch.argsort(torch.cat(rows))]
+
+    def read_rows(rows: Tensor) -> Tensor:
+        padded, mask = ids.take(rows).pad()
+        return read(padded.long(), mask)
+
+    return in_buckets(ids.lengths, tokens_per_batch, read_rows, shape)
 
 
 def each_token(
