@@ -24,6 +24,7 @@ from simzoo.datamodules.lists import (
     RandomNegatives,
     TrainingLists,
 )
+from simzoo.datamodules.lists.base import BatchLists
 from simzoo.datamodules.lists.distilled import UNLABELLED
 from simzoo.datamodules.lists.negatives import MISSED
 from simzoo.datamodules.loading import Loading, evaluation_loader

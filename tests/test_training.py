@@ -211,7 +211,9 @@ def test_batch_order_is_a_function_of_seed_and_epoch() -> None:
     assert sorted(p for b in whole for p in b) == [(0, i) for i in range(10)] + [(1, i) for i in range(7)]
     assert all(len({c for c, _ in batch}) == 1 for batch in whole)
     for rank in range(2):
-        assert list(CollectionBatches([10, 7], Loading(3, 1, rank, 2))) == list(CollectionBatches([10, 7], Loading(6, 1)))
+        assert list(CollectionBatches([10, 7], Loading(3, 1, rank, 2))) == list(
+            CollectionBatches([10, 7], Loading(6, 1))
+        )
     resumed = CollectionBatches([10, 7], Loading(3, 1))
     resumed.start = 4
     assert list(resumed) == whole[4:]
