@@ -72,6 +72,9 @@ def _unzip(archive: Path, folder: Path) -> None:
     with zipfile.ZipFile(archive) as found:
         entries = [entry for entry in found.infolist() if not entry.is_dir()]
         for entry in entries:
+            # The others let a header say how much memory it takes to read them.
+            if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                raise ValueError(f"{archive}: {entry.filename!r} is packed in another way than deflate; pack it anew")
             _check_name(archive, entry.filename)
         _check_size(archive, len(entries), sum(entry.file_size for entry in entries))
         for entry in entries:

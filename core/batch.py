@@ -10,6 +10,8 @@ from torch import Tensor
 from simzoo.core.reps import Ragged, Reps
 from simzoo.core.targets import Targets
 
+__all__ = ["Batch"]
+
 
 @dataclass
 class Batch:

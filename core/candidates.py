@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 
 from simzoo.core.records import Collection
 
+__all__ = ["Candidates", "Listed", "num_missed", "relevant_rows"]
+
 Rows = NDArray[np.int64]
 Scores = NDArray[np.float32]
 

@@ -10,17 +10,19 @@ import os
 import re
 import sys
 from argparse import HelpFormatter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from shutil import get_terminal_size
 from textwrap import fill
 from types import MappingProxyType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import yaml
 from jsonargparse import ArgumentParser, set_parsing_settings
 
+from simzoo.core.recipes import with_base
+from simzoo.core.records import DataError
 from simzoo.core.refusals import named, refusal
 from simzoo.core.registry import Known, UnknownNameError, find, known_classes, subclasses
 
@@ -45,6 +47,11 @@ OTHERS = (
     "lightning.fabric.plugins",
 )
 """Code of others that a recipe may name: parts of a trainer. Nothing of it takes a command or a pickle."""
+
+LONGEST_NAME = 255  # characters of a file's name; a query may be longer
+MOST_RECIPE = 10_000_000  # bytes
+MOST_NODES = 100_000  # values of a recipe with aliases, when every one is written out
+DEEPEST = 50  # lists and mappings in each other
 
 _allowed: set[str] = set()
 """What the user allowed, so that the next command line in the same process takes it back."""
@@ -112,32 +119,77 @@ def _names(words: Sequence[str]) -> Iterator[str]:
     for word in words:
         value = word.partition("=")[2] if word.startswith("--") else word
         if value[:1] in ("{", "["):
-            yield from _in_yaml(value, Path(), seen)
+            yield from _in_yaml(value, Path("-"), seen)
         else:
             yield value
             yield from _in_file(Path(value), seen)
 
 
 def _in_file(path: Path, seen: set[Path]) -> Iterator[str]:
-    if path.suffix in (".yaml", ".yml", ".json") and path not in seen and path.is_file():
+    if path.suffix not in (".yaml", ".yml", ".json") or path in seen or len(path.name) > LONGEST_NAME:
+        return
+    if path.is_file():
         seen.add(path)
-        yield from _in_yaml(path.read_text(encoding="utf-8", errors="replace"), path.parent, seen)
+        if (size := path.stat().st_size) > MOST_RECIPE:
+            if path.suffix == ".json":  # data, which no class is named in
+                return
+            raise DataError(f"has {size:,} bytes, expected a recipe of at most {MOST_RECIPE:,}; it is not read", path)
+        yield from _in_yaml(path.read_text(encoding="utf-8", errors="replace"), path, seen)
 
 
-def _in_yaml(text: str, folder: Path, seen: set[Path]) -> Iterator[str]:
+def _in_yaml(text: str, path: Path, seen: set[Path]) -> Iterator[str]:
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        nodes = [yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))]  # noqa: S506
-    except (yaml.YAMLError, ValueError, RecursionError):
+        _check_bounds(yaml.parse(text, Loader=loader), path)
+        nodes = [yaml.load(text, Loader=loader)]  # noqa: S506
+    except DataError:
+        raise
+    except (yaml.YAMLError, ValueError):
         return  # the parser says what is wrong with it, and where
     while nodes:
         node = nodes.pop()
         if isinstance(node, str):
             yield node
-            yield from _in_file(folder / node, seen)
+            yield from _in_file(path.parent / node, seen)
         elif isinstance(node, dict):
             nodes += node.values()
         elif isinstance(node, list):
             nodes += node
+
+
+def _check_bounds(events: Iterable[Any], path: Path) -> None:
+    """Refuses YAML that is small as a file and endless as a value: aliases of aliases, lists in lists.
+
+    Raises:
+        DataError: says which.
+    """
+    depth = total = plain = 0
+    sizes: dict[str, int] = {}  # nodes that an anchor stands for
+    open_anchors: list[tuple[str | None, int]] = []
+    for event in events:
+        if isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+            anchor, before = open_anchors.pop()
+            if anchor is not None:
+                sizes[anchor] = total - before
+            continue
+        total, plain = total + 1, plain + 1
+        anchor = getattr(event, "anchor", None)
+        if isinstance(event, yaml.AliasEvent):
+            if any(anchor == one for one, _ in open_anchors):
+                raise DataError(f"holds *{anchor} within &{anchor}, and so has no end; it is refused", path)
+            total += sizes.get(anchor or "", 1)
+        elif isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+            open_anchors.append((anchor, total))
+        elif anchor is not None:
+            sizes[anchor] = 1
+        if depth > DEEPEST or total > max(MOST_NODES, plain):
+            raise DataError(
+                f"holds more than {MOST_NODES:,} values once its aliases are written out, or lists {DEEPEST} deep in "
+                "each other; it is refused",
+                path,
+            )
 
 
 class OneLine(ArgumentParser):
@@ -148,6 +200,19 @@ class OneLine(ArgumentParser):
 
     bases: Mapping[str, str] = MappingProxyType({})
     """For an option, the base of the classes that it takes."""
+
+    def parse_string(self, content: str, path: str | os.PathLike[str] = "", *args: Any, **kwargs: Any) -> Any:
+        """Fills in what a recipe takes from its ``base``; jsonargparse reads a file with its folder as the current."""
+        try:
+            recipe = yaml.safe_load(content)
+        except yaml.YAMLError:
+            recipe = None  # jsonargparse says what is wrong with it, and where
+        if isinstance(recipe, dict) and "base" in recipe:
+            try:
+                content = yaml.safe_dump(with_base(recipe, Path()), sort_keys=False)
+            except ValueError as error:
+                self.error(str(error), error)
+        return super().parse_string(content, path, *args, **kwargs)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Exits with status 2 and one line; a nested parser hands its message on."""

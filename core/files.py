@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
+
+from simzoo.core.records import DataError
+
+MOST_SETTINGS = 100_000_000  # bytes of a .json: it is read as a whole, and several times
 
 
 @contextmanager
@@ -26,6 +31,32 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     finally:
         scratch.unlink(missing_ok=True)
     sync_folder(path.parent)
+
+
+def read_object(path: Path, todo: str) -> dict[str, Any]:
+    """The object in a JSON file of settings, which anybody may have written.
+
+    Args:
+        path: of the file.
+        todo: what to do if it is damaged, for the message.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        DataError: it is no file, too large, broken, or holds something else than an object.
+    """
+    if not path.exists():
+        raise FileNotFoundError(f"{path} is missing; {todo}")
+    if not path.is_file():
+        raise DataError(f"is no file, expected settings; {todo}", path)
+    if (size := path.stat().st_size) > MOST_SETTINGS:
+        raise DataError(f"has {size:,} bytes, expected settings of at most {MOST_SETTINGS:,}; {todo}", path)
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"is damaged ({error}); {todo}", path) from error
+    if not isinstance(found, dict):
+        raise DataError(f"holds {type(found).__name__}, expected an object; {todo}", path)
+    return found
 
 
 def sync_folder(folder: Path) -> None:

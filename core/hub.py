@@ -12,6 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from simzoo.core.archives import ARCHIVES, unpacked
+from simzoo.core.files import MOST_SETTINGS
 from simzoo.core.released import Released, in_clone, released
 
 MANIFEST = "manifest.json"
@@ -21,7 +22,7 @@ INDEX = "index"
 DOCUMENTS = ("README.md", "metrics.json")
 MODEL_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "README.md")
 OLD_WEIGHTS = ("*.bin", "*.ckpt", "*.pt", "*.pth", "HSTU-*")  # the files of RAILS have no ending
-MOST_SETTINGS = 100_000_000  # bytes of a .json: it is read as a whole, and several times
+READ_WHOLE = (".json", ".txt", ".md", ".jinja", ".model")
 NEVER_NEEDED = (f"{INDEX}/*", "onnx/*", "openvino/*", "*/onnx/*", "*/openvino/*", "runs/*")
 
 
@@ -219,15 +220,18 @@ def read_manifest(folder: Path) -> Mapping[str, Mapping[str, Any]]:
 def check_links(folder: Path) -> None:
     """Refuses a folder with a link that leads out of it: others would say which file is read, sent or replaced.
 
-    A snapshot in the Hub's cache has its files in the ``blobs`` of the same repository, and may link there.
+    A snapshot in the Hub's cache has its files in the ``blobs`` of the same repository, and may link there. What is
+    neither a file nor a folder is refused too: reading a pipe or a device may never end.
 
     Raises:
-        ValueError: a link leads elsewhere, or in a circle.
+        ValueError: a link leads elsewhere, or in a circle; or there is a pipe, a socket or a device.
     """
     root = folder.resolve()
     inside = [root, *(_blobs(place) for place in (root, *root.parents) if _is_snapshot(place))]
     for path in sorted(folder.rglob("*")):
         if not path.is_symlink():
+            if not (path.is_file() or path.is_dir()):
+                raise ValueError(f"{path} is a pipe, a socket or a device; the folder is refused: take it out")
             continue
         try:
             target = path.resolve()
@@ -281,8 +285,8 @@ def problems(folder: Path, whole: bool = True) -> list[str]:
 
 def _checked(folder: Path, in_cache: bool = False) -> Path:
     """The folder, if its files are in order; what is damaged is removed where the Hub's client put it, nowhere else."""
-    for path in folder.rglob("*.json"):
-        if path.is_file() and (size := path.stat().st_size) > MOST_SETTINGS:
+    for path in checkpoint_files(folder):
+        if path.suffix in READ_WHOLE and (size := path.stat().st_size) > MOST_SETTINGS:
             raise ValueError(
                 f"{path} has {size:,} bytes, expected settings of at most {MOST_SETTINGS:,}; it is refused"
             )

@@ -59,7 +59,12 @@ def left_over(folder: Path) -> bool:
 def _taken(path: Path) -> int:
     """A descriptor of the lock file at ``path``, held."""
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+        except OSError as error:
+            if path.is_symlink():  # what it leads to would be cut to the lock's few words
+                raise DataError("is a link, and a lock is a file; remove it", path) from error
+            raise
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if _is_at(descriptor, path):

@@ -148,6 +148,8 @@ def quiet() -> None:
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     enable_progress_bars()
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"transformers\.")
+    # Lightning passes jsonargparse an option under its old name.
+    warnings.filterwarnings("ignore", r"\s*skip_none parameter was deprecated", DeprecationWarning)
 
 
 def say(text: str) -> None:

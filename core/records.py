@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
+__all__ = ["Collection", "DataError", "History", "Item", "Query", "hide_titles", "sample_together"]
+
 LONGEST_MESSAGE = 4000
 
 
@@ -46,6 +48,12 @@ class Query:
     """A query; ``mention`` is the character span [start, end) of the mention inside ``text``, if it has one.
 
     ``alias`` is the normal form under which an alias table lists the mention (WordNet: its lemma).
+
+    Example:
+        >>> from simzoo import Query
+        >>> query = Query("q1", "the boat lay on the bank", mention=(20, 24))
+        >>> query.text[slice(*query.mention)]
+        'bank'
     """
 
     id: str
@@ -73,6 +81,11 @@ class History(Query):
         items: ids of the items.
         times: when, in seconds; None: the data does not say.
         now: when the next action happens, in seconds; None: not known.
+
+    Example:
+        >>> from simzoo import History
+        >>> History.of("user 7", ["film 3", "film 1"]).items
+        ('film 3', 'film 1')
     """
 
     items: tuple[str, ...] = ()
@@ -96,7 +109,13 @@ class History(Query):
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """An item that can be retrieved; ``title`` may be empty."""
+    """An item that can be retrieved; ``title`` may be empty.
+
+    Example:
+        >>> from simzoo import Item
+        >>> Item("bank.n.01", "sloping land beside a river", title="bank")
+        Item(id='bank.n.01', text='sloping land beside a river', title='bank')
+    """
 
     id: str
     text: str
@@ -118,6 +137,13 @@ class Collection:
     empty where the data has none.
     ``own`` maps the row of a query that is an item itself to the row of that item, which is no result for it.
     ``anchors`` are other queries over the same items: an index may learn from them, and they are not evaluated.
+
+    Example:
+        >>> from simzoo import Collection, Item, Query
+        >>> items = [Item("i0", "a flat boat"), Item("i1", "money in the bank")]
+        >>> toy = Collection("toy", items, [Query("q0", "ship")], judgements=[{0: 1}])
+        >>> toy.relevant(0), toy.rows["i1"]
+        ([0], 1)
     """
 
     name: str

@@ -19,7 +19,17 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["Known", "UnknownNameError", "find", "is_abstract", "known_classes", "nearest", "subclasses", "unknown"]
+__all__ = [
+    "Known",
+    "UnknownNameError",
+    "choice",
+    "find",
+    "is_abstract",
+    "known_classes",
+    "nearest",
+    "subclasses",
+    "unknown",
+]
 
 ROOMS = ("losses", "models", "datamodules", "retrieval")
 """The rooms whose classes can be named; a folder of `simzoo` each."""
@@ -142,6 +152,18 @@ def subclasses(base: str, abstract: bool = False) -> tuple[Known, ...]:
     while grown := {known.name for known in every if not family.isdisjoint(known.bases)} - family:
         family |= grown
     return tuple(known for known in every if known.name in family and (abstract or not is_abstract(known)))
+
+
+def choice(name: str, base: str) -> Known | None:
+    """The class of a bare name among the `subclasses` of a base; None: there is none, or there are several.
+
+    >>> choice("AXN", "Searcher").module
+    'simzoo.retrieval.searchers.axn'
+    >>> choice("AXN", "FirstStage") is None
+    True
+    """
+    found = [known for known in subclasses(base) if known.name == name]
+    return found[0] if len(found) == 1 else None
 
 
 def nearest(name: str, choices: Iterable[str]) -> str | None:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+__all__ = ["Ragged", "Reps", "concat", "num_rows", "take", "to_device"]
+
 
 @dataclass(frozen=True)
 class Ragged:
@@ -16,6 +18,11 @@ class Ragged:
     Attributes:
         values: (T, ...) all values: numbers, or vectors of one width.
         offsets: (N + 1,) int64; sequence i is ``values[offsets[i]:offsets[i + 1]]``.
+
+    Example:
+        >>> ids = Ragged.of([[5, 6, 7], [8]])
+        >>> ids.lengths.tolist(), ids.pad()[0].tolist()
+        ([3, 1], [[5, 6, 7], [8, 0, 0]])
     """
 
     values: Tensor

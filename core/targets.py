@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+__all__ = ["Targets"]
+
 NEEDS: Mapping[str, str] = {
     "teacher": "a teacher's scores",
     "halves": "a teacher's top items and as many hard negatives that it did not score",

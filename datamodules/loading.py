@@ -14,6 +14,8 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from simzoo.core.batch import Batch
 from simzoo.core.reps import num_rows, take
 
+__all__ = ["Loading"]
+
 
 def _at_the_start() -> tuple[int, int]:
     return 0, 0

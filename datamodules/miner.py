@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 
 from lightning import Callback
 
+__all__ = ["Miner"]
+
 
 class Miner(Callback, ABC):
     """A callback that hands mined candidates to the data module (`TrainingData.set_candidates`)."""

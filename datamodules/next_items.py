@@ -20,6 +20,8 @@ from simzoo.datamodules.loading import Share, uncounted
 from simzoo.datamodules.readers.interactions import Interactions, Layout, load_interactions
 from simzoo.datamodules.sources import Source, Split
 
+__all__ = ["NextItemEvaluation", "NextItemLists", "NextItemTraining", "NextItems", "leave_one_out"]
+
 Rows = NDArray[np.int64]
 
 NO_NEXT = "users with one training action, which has no next one: not trained on"
@@ -29,27 +31,42 @@ class NextItems(Source):
     """Users' histories; the item to be found is the one that comes next.
 
     Of a user's n actions the last is for testing, the one before it for validation (leave-one-out by time); training
-    goes over the first n - 2, each position predicting the next.
+    goes over the first n - 2, each position predicting the next. RAILS's authors train on the first n - 1 and look at
+    the last one while they train: ``hold_out=False``.
 
     Args:
         path: the file of interactions.
         layout: its layout: sasrec, recbole, movielens or amazon; see `load_interactions`.
         min_actions: users with fewer actions are dropped and counted; at least 3.
         min_item_actions: items with fewer actions are dropped and counted, before the users are.
+        hold_out: keeps an action of each user apart to choose the best step by; otherwise that is chosen on the action
+            that tests, too, and the result says less about new ones.
+        unused_items: keeps items in the catalogue whose users were all dropped; otherwise they are dropped and counted.
     """
 
-    def __init__(self, path: Path, layout: Layout, min_actions: int = 5, min_item_actions: int = 1) -> None:
+    def __init__(
+        self,
+        path: Path,
+        layout: Layout,
+        min_actions: int = 5,
+        min_item_actions: int = 1,
+        hold_out: bool = True,
+        unused_items: bool = True,
+    ) -> None:
         if min_actions < 3:
             raise ValueError(f"min_actions must be at least 3 (train, validation, test), got {min_actions}")
         self.path = path
         self.layout = layout
         self.min_actions = min_actions
         self.min_item_actions = min_item_actions
+        self.hold_out = hold_out
+        self.unused_items = unused_items
 
     @cached_property
     def interactions(self) -> Interactions:
         """What the file holds, without rare items and users."""
-        return load_interactions(self.path, self.layout).frequent(self.min_actions, self.min_item_actions)
+        read = load_interactions(self.path, self.layout)
+        return read.frequent(self.min_actions, self.min_item_actions, self.unused_items)
 
     @property
     def item_ids(self) -> list[str]:
@@ -58,7 +75,7 @@ class NextItems(Source):
 
     def read(self, split: Split) -> list[Collection]:
         """The histories of a split, each with its next item."""
-        return [leave_one_out(self.interactions, split)]
+        return [leave_one_out(self.interactions, split, self.hold_out)]
 
 
 class NextItemLists(TrainingLists):
@@ -99,22 +116,27 @@ class NextItemLists(TrainingLists):
         """See `TrainingLists.part`."""
         return NextItemTraining(self, collection, model, seed)
 
-    def validation(self, collection: Collection, model: Any, seed: int = 0, depth: int = 0) -> NextItemEvaluation:
+    def validation(
+        self, collection: Collection, model: Any, seed: int = 0, depth: int | None = 0
+    ) -> NextItemEvaluation:
         """See `TrainingLists.validation`; there is no depth."""
         return NextItemEvaluation(self, collection, model, seed)
 
 
-def leave_one_out(interactions: Interactions, split: Split) -> Collection:
+def leave_one_out(interactions: Interactions, split: Split, hold_out: bool = True) -> Collection:
     """The histories of a split and the item that follows each: the user's last one (test), the one before (dev), ...
 
     Args:
         interactions: at least three actions a user.
         split: train: the first n - 3 actions, and the next one; every shorter prefix is trained on, too.
+        hold_out: otherwise train has the first n - 2 actions, and the next one; dev is what test is.
 
     Returns:
         The collection; its notes count the users who have no training action with a next one.
     """
     behind = {"train": 3, "dev": 2, "test": 1}[split]
+    if not hold_out:
+        behind = max(behind - 1, 1)
     names = interactions.item_ids
     queries, judgements = [], []
     offsets = interactions.offsets

@@ -8,15 +8,19 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
-from simzoo.core.records import Collection, Item
-from simzoo.datamodules.readers.beir import load_beir, load_beir_hub, load_corpus
-from simzoo.datamodules.readers.beir_files import Folder
+from simzoo.core.records import Collection, DataError, Item, Query
+from simzoo.datamodules.readers.anchors import pseudo_queries
+from simzoo.datamodules.readers.beir import generated_queries, load_beir, load_beir_hub, load_corpus, split_queries
+from simzoo.datamodules.readers.beir_files import BeirFiles, Folder, Hub
 from simzoo.datamodules.readers.blink import load_blink, load_entities
 from simzoo.datamodules.readers.dstc7 import load_dstc7
+from simzoo.datamodules.readers.json_lines import read_json_lines
 from simzoo.datamodules.readers.msmarco import load_msmarco
 from simzoo.datamodules.readers.pairs import Columns, collections_of, read_hub_pairs, read_pairs
 from simzoo.datamodules.readers.wordnet import DEV_WORLDS, TEST_WORLDS, TRAIN_WORLDS, find_wordnet, load_wordnet
 from simzoo.datamodules.readers.zeshel import ZESHEL_SPLITS, load_zeshel
+
+__all__ = ["BEIR", "BLINK", "DSTC7", "MSMARCO", "Pairs", "Source", "WordNet", "ZeShEL"]
 
 Split = Literal["train", "dev", "test"]
 
@@ -34,6 +38,41 @@ class Source(ABC):
         has a row for each. Empty for other sources.
         """
         return []
+
+    @property
+    def query_ids(self) -> list[str]:
+        """Every training query's id, by row, for a model that has a row for each; empty for other sources."""
+        return []
+
+    def anchors(self, given: str) -> list[Query]:
+        """Queries that an index may learn from, so that no test query is spent on it; see `with_anchors`.
+
+        Args:
+            given: ``train``: those of the train split; ``generated``: those that the data set's authors generated;
+                otherwise a file of JSON lines with the key text, plain or gzipped.
+
+        Raises:
+            DataError: there are none, or the file is missing or damaged.
+        """
+        if given == "train":
+            return self.train_queries()
+        if given == "generated":
+            return self.generated_queries()
+        if not any(Path(f"{given}{end}").is_file() for end in ("", ".gz")):
+            raise DataError(f"anchors {given!r} are neither train, generated nor items, and there is no such file")
+        return pseudo_queries(read_json_lines(Path(given)))
+
+    def train_queries(self) -> list[Query]:
+        """The queries of the train split."""
+        return [query for collection in self.collections("train") for query in collection.queries]
+
+    def generated_queries(self) -> list[Query]:
+        """Pseudo-queries that belong to the data set.
+
+        Raises:
+            DataError: there are none.
+        """
+        raise DataError(f"{type(self).__name__} has no generated queries; name a file of queries, or train, or items")
 
     def collections(self, split: Split) -> list[Collection]:
         """The collections of a split that have queries, read once."""
@@ -143,6 +182,20 @@ class BEIR(Source):
         assert self.name is not None
         return [load_beir_hub(self.name, qrels, drop_same_id=self.drop_same_id)]
 
+    def train_queries(self) -> list[Query]:
+        """See `Source.train_queries`; the items are not read."""
+        return split_queries(self._files(), "train")
+
+    def generated_queries(self) -> list[Query]:
+        """See `Source.generated_queries`: gen-queries.jsonl, or ``<name>-generated-queries`` on the Hub."""
+        return generated_queries(self._files())
+
+    def _files(self) -> BeirFiles:
+        if self.root is not None:
+            return Folder(self.root)
+        assert self.name is not None
+        return Hub(self.name)
+
 
 class BLINK(Source):
     """Wikipedia entity linking in BLINK's layout: AIDA, MSNBC, WNED; see `simzoo.datamodules.readers.blink`.
@@ -240,7 +293,7 @@ class DSTC7(Source):
 
 
 class Pairs(Source):
-    """Your own pairs of a query and a text that answers it; see docs/pairs.md.
+    r"""Your own pairs of a query and a text that answers it; see docs/pairs.md.
 
     Items are all texts of the data, each once. Rows with the same query are put together. Validation and evaluation
     take the queries that are held out of training.
@@ -252,6 +305,17 @@ class Pairs(Source):
         split: of a data set on the Hub.
         config: of a data set on the Hub that has several.
         split_seed: which queries are held out; not the training's seed, so that its runs are compared on the same.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from tempfile import TemporaryDirectory
+        >>> from simzoo import Pairs
+        >>> with TemporaryDirectory() as folder:
+        ...     path = Path(folder, "pairs.csv")
+        ...     _ = path.write_text("query,positive\nship,a flat boat\nriver,water that flows\n")
+        ...     (collection,) = Pairs(str(path), validation=0).read("train")
+        >>> [query.text for query in collection.queries], collection.items[collection.relevant(0)[0]].text
+        (['ship', 'river'], 'a flat boat')
     """
 
     def __init__(

@@ -19,6 +19,8 @@ from simzoo.datamodules.miner import Miner
 from simzoo.datamodules.sources import Source, Split
 from simzoo.losses import check_needs
 
+__all__ = ["TrainingData"]
+
 log = logging.getLogger(__name__)
 
 
@@ -31,6 +33,7 @@ class TrainingData(LightningDataModule):
         miner: what finds candidates for training lists and for validation; None: nothing does.
         batch_size: queries a batch, all from one collection.
         val_depth: candidates of a validation query: the first so many mined; a gold item not among them is a miss.
+            None: all items of its collection, which nothing need mine.
         title_dropout: share of the training queries whose items are shown, and mined, without titles.
         max_train_queries: trains on a fixed random sample of the queries; None: on all.
         max_val_queries: validates on a fixed random sample of the queries of each collection; None: on all.
@@ -45,7 +48,7 @@ class TrainingData(LightningDataModule):
         lists: TrainingLists,
         miner: Miner | None = None,
         batch_size: int = 8,
-        val_depth: int = 64,
+        val_depth: int | None = 64,
         title_dropout: float = 0.0,
         max_train_queries: int | None = None,
         max_val_queries: int | None = None,
@@ -56,7 +59,7 @@ class TrainingData(LightningDataModule):
         super().__init__()
         if not 0 <= title_dropout <= 1:
             raise ValueError(f"title_dropout is a share in [0, 1], got {title_dropout}")
-        if batch_size < 1 or val_depth < 1 or workers < 0:
+        if batch_size < 1 or (val_depth is not None and val_depth < 1) or workers < 0:
             raise ValueError(
                 "batch_size and val_depth must be at least 1 and workers at least 0, got "
                 f"{batch_size}, {val_depth} and {workers}"
@@ -81,6 +84,11 @@ class TrainingData(LightningDataModule):
     def item_ids(self) -> list[str]:
         """See `Source.item_ids`."""
         return [] if self.source is None else self.source.item_ids
+
+    @property
+    def query_ids(self) -> list[str]:
+        """See `Source.query_ids`."""
+        return [] if self.source is None else self.source.query_ids
 
     def setup(self, stage: str) -> None:
         """Installs the miner, and refuses lists that cannot give what the loss needs."""
@@ -119,7 +127,7 @@ class TrainingData(LightningDataModule):
 
     def mined(self, split: Split) -> list[Collection]:
         """The collections of a split for whose queries candidates are to be mined."""
-        wanted = self.lists.mines if split == "train" else self.lists.validates_mined
+        wanted = self.lists.mines if split == "train" else self.lists.validates_mined and self.val_depth is not None
         return self.collections(split) if wanted else []
 
     def set_candidates(self, split: Split, candidates: Sequence[Candidates]) -> None:

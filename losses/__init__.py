@@ -15,6 +15,7 @@ from simzoo.losses.modules import (
     OtherPositivesCrossEntropy,
     PairLoss,
     SoftmaxCrossEntropy,
+    SquaredError,
     SumOfLosses,
     check_needs,
 )
@@ -30,6 +31,7 @@ __all__ = [
     "OtherPositivesCrossEntropy",
     "PairLoss",
     "SoftmaxCrossEntropy",
+    "SquaredError",
     "SumOfLosses",
     "Targets",
     "UserL2",

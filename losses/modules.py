@@ -23,7 +23,24 @@ from simzoo.losses.ranking import (
     positives,
     scored,
     softmax_cross_entropy,
+    squared_error,
 )
+
+__all__ = [
+    "BatchCrossEntropy",
+    "BinaryCrossEntropy",
+    "InBatchCrossEntropy",
+    "KLToRetriever",
+    "Loss",
+    "MarginMSE",
+    "MatchLoss",
+    "OtherPositivesCrossEntropy",
+    "PairLoss",
+    "SoftmaxCrossEntropy",
+    "SumOfLosses",
+    "Tempered",
+    "check_needs",
+]
 
 
 class Loss(nn.Module, ABC):
@@ -102,6 +119,12 @@ class SoftmaxCrossEntropy(Tempered):
         corrected: take off the log of the probability with which the lists drew each candidate, where they drew by a
             score (`Targets.log_q`). Without it the model learns to subtract that score: False is for the recipes of
             papers that do so.
+
+    Example:
+        >>> from simzoo.losses import SoftmaxCrossEntropy, Targets
+        >>> targets = Targets(labels=torch.tensor([[1.0, 0.0]]), mask=torch.ones(1, 2, dtype=torch.bool))
+        >>> round(SoftmaxCrossEntropy(temperature=0.5)(torch.tensor([[0.3, 0.3]]), targets).item(), 4)
+        0.6931
     """
 
     def __init__(self, temperature: float = 1.0, corrected: bool = True) -> None:
@@ -213,7 +236,15 @@ class PairLoss(Tempered):
 
 
 class MarginMSE(Loss):
-    """`margin_mse` against a teacher's scores."""
+    """`margin_mse` against a teacher's scores.
+
+    Example:
+        >>> from simzoo.losses import MarginMSE, Targets
+        >>> mask, teacher = torch.ones(1, 2, dtype=torch.bool), torch.tensor([[5.0, 1.0]])
+        >>> targets = Targets(torch.tensor([[1.0, 0.0]]), mask, teacher)
+        >>> MarginMSE()(torch.tensor([[2.0, 1.0]]), targets).item()  # a margin of 1 where the teacher has 4
+        9.0
+    """
 
     needed = frozenset({"teacher"})
 
@@ -224,6 +255,16 @@ class MarginMSE(Loss):
     def count(self, targets: Targets) -> Tensor:
         """See `Loss.count`: pairs of a positive and a negative that the teacher scored."""
         return margins(targets.labels, targets.mask, self.taken(targets, "teacher")).sum()
+
+
+class SquaredError(Loss):
+    """`squared_error` against a teacher's scores: what matrix factorizations minimise (AXN Eq. 3)."""
+
+    needed = frozenset({"teacher"})
+
+    def forward(self, scores: Tensor, targets: Targets) -> Tensor:
+        """See `Loss.forward`."""
+        return squared_error(scores, self.taken(targets, "teacher"), targets.mask)
 
 
 class KLToRetriever(Loss):
@@ -280,6 +321,11 @@ class SumOfLosses(Loss):
     Args:
         losses: the losses.
         weights: of each; None: 1.
+
+    Example:
+        >>> from simzoo.losses import MarginMSE, SoftmaxCrossEntropy, SumOfLosses
+        >>> sorted(SumOfLosses([SoftmaxCrossEntropy(), MarginMSE()], [1.0, 0.1]).needs)
+        ['teacher']
     """
 
     def __init__(self, losses: list[Loss], weights: list[float] | None = None) -> None:

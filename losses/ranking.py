@@ -6,6 +6,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+__all__ = [
+    "binary_cross_entropy",
+    "in_batch_cross_entropy",
+    "kl_divergence",
+    "margin_mse",
+    "match",
+    "other_positives_cross_entropy",
+    "pair",
+    "softmax_cross_entropy",
+]
+
 MASKED = -1e9  # finite: a gradient through -inf is NaN
 
 
@@ -66,6 +77,11 @@ def softmax_cross_entropy(scores: Tensor, labels: Tensor, mask: Tensor, log_q: T
 
     Returns:
         Scalar, the mean over rows that have a positive.
+
+    Example:
+        >>> labels, mask = torch.tensor([[1.0, 0.0, 0.0]]), torch.tensor([[True, True, False]])
+        >>> round(softmax_cross_entropy(torch.zeros(1, 3), labels, mask).item(), 4)  # of two: log 2
+        0.6931
     """
     scores, labels, mask = corrected(scores, labels, mask, log_q)
     labels = labels * mask
@@ -106,6 +122,11 @@ def binary_cross_entropy(scores: Tensor, labels: Tensor, mask: Tensor) -> Tensor
 
     Returns:
         Scalar: the sum over a row's candidates, the mean over the rows that have any.
+
+    Example:
+        >>> labels, mask = torch.tensor([[1.0, 0.0]]), torch.tensor([[True, True]])
+        >>> round(binary_cross_entropy(torch.zeros(1, 2), labels, mask).item(), 4)  # twice log 2
+        1.3863
     """
     scores = full(scores)
     terms = F.softplus(torch.where(labels > 0, -scores, scores)) * mask
@@ -168,6 +189,22 @@ def margin_mse(scores: Tensor, labels: Tensor, mask: Tensor, teacher: Tensor) ->
     found = scores[rows, first] - scores[rows, second]
     wanted = teacher[rows, first] - teacher[rows, second]
     return (found - wanted.to(found.dtype)).square().sum() / max(rows.numel(), 1)
+
+
+def squared_error(scores: Tensor, teacher: Tensor, mask: Tensor) -> Tensor:
+    """Mean of (score - teacher)^2 over the entries that the teacher scored (AXN Eq. 3).
+
+    Args:
+        scores: (B, K), the student's.
+        teacher: (B, K), NaN where the teacher did not score; such entries take no part.
+        mask: (B, K) bool, True where a candidate counts.
+
+    Returns:
+        Scalar, the mean over all entries of the batch; 0 where there are none.
+    """
+    known = mask & torch.isfinite(teacher)
+    errors = full(scores)[known] - teacher[known]
+    return errors.square().sum() / max(errors.numel(), 1)
 
 
 def kl_divergence(scores: Tensor, others: Tensor, mask: Tensor) -> Tensor:

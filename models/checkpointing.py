@@ -15,6 +15,12 @@ import torch
 from lightning.pytorch.plugins.io import CheckpointIO
 
 NEEDED = ("state_dict", "loops", "global_step")
+RESUMED = ("epoch", "pytorch-lightning_version")
+"""What a trainer needs besides."""
+
+KINDS = {"state_dict": dict, "loops": dict, "global_step": int, "epoch": int, "pytorch-lightning_version": str}
+KINDS |= {"callbacks": dict}
+LISTS = ("optimizer_states", "lr_schedulers")
 SCRATCH = (".writing-", ".keeping-")
 """How files begin that are not finished. Lightning reads versions out of names that have ``hpc_ckpt_`` in them."""
 
@@ -25,12 +31,16 @@ class CheckpointFiles(CheckpointIO):
     A file is written beside its target, synced and renamed, so that its name stands for a whole file at any moment.
     What it replaces is kept as ``NAME.previous.ckpt``. A full disk leaves both.
 
+    Only files in folders that this process has written to are removed: which ones a trainer takes for its older
+    checkpoints is said by the file that it went on from, which others may have made.
+
     Attributes:
         written: the last file that this process wrote; None: none yet.
     """
 
     def __init__(self) -> None:
         self.written: Path | None = None
+        self._own: set[Path] = set()  # folders
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
         """Replaces a checkpoint.
@@ -55,16 +65,21 @@ class CheckpointFiles(CheckpointIO):
         finally:
             scratch.unlink(missing_ok=True)
         self.written = path
+        self._own.add(path.parent.resolve())
 
     def load_checkpoint(self, path: str | Path, map_location: Any = None, weights_only: bool | None = None) -> Any:
         """See `read`; it is on the CPU, and no code in it is run, whatever the arguments say."""
-        return read(path)
+        found = read(path)
+        if missing := [key for key in RESUMED if key not in found]:
+            raise ValueError(f"{path} cannot be gone on from: it lacks {', '.join(missing)}")
+        return found
 
     def remove_checkpoint(self, path: str | Path) -> None:
-        """Removes a checkpoint, and what it replaced."""
+        """Removes a checkpoint, and what it replaced; what lies elsewhere stays, and so does what is no checkpoint."""
         path = on_disk(path)
-        for one in (path, previous(path)):
-            one.unlink(missing_ok=True)
+        if path.parent.resolve() in self._own and path.suffix == ".ckpt":
+            for one in (path, previous(path)):
+                one.unlink(missing_ok=True)
 
 
 def previous(path: Path) -> Path:
@@ -113,8 +128,22 @@ def read(path: str | Path) -> dict[str, Any]:
             f"{path} is no training checkpoint: it lacks {', '.join(missing)}; expected a .ckpt file that a run of "
             "train.py wrote"
         )
+    _check_kinds(path, found)
     checkpoint: dict[str, Any] = found
     return checkpoint
+
+
+def _check_kinds(path: Path, found: dict[str, Any]) -> None:
+    """Refuses values on which Lightning would break down while it takes up a run."""
+    wrong = [key for key, kind in KINDS.items() if key in found and not isinstance(found[key], kind)]
+    for key in LISTS:
+        states = found.get(key, [])
+        if not isinstance(states, list) or not all(isinstance(state, dict) for state in states):
+            wrong.append(key)
+    if wrong:
+        raise ValueError(
+            f"{path} is no training checkpoint: {', '.join(wrong)} is of another kind than a run of train.py writes"
+        )
 
 
 def newest(paths: Iterable[Path]) -> tuple[Path | None, list[str]]:

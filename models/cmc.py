@@ -17,6 +17,8 @@ from simzoo.models.parts.tokenizing import TokenConfig
 from simzoo.models.towers import TwoTowers
 from simzoo.models.training import Optimization
 
+__all__ = ["CMC", "ComparingLayer"]
+
 Skip = Literal["sum", "mean", "gated", "none"]
 GATE_START = -5.0  # of the released code: the layer begins almost as the identity
 

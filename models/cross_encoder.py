@@ -18,6 +18,8 @@ from simzoo.models.parts.tokenizing import TextTokenizer, TokenConfig
 from simzoo.models.similarity import LearnedSimilarity, pair_by_pair
 from simzoo.models.training import Optimization
 
+__all__ = ["CrossEncoder"]
+
 
 class CrossEncoder(LearnedSimilarity):
     """A transformer over the pair ``[CLS] query [SEP] item [SEP]`` (ANNCUR §2.6 and A.1).

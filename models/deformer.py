@@ -20,6 +20,8 @@ from simzoo.models.similarity import pair_by_pair
 from simzoo.models.towers import TwoTowers
 from simzoo.models.training import Optimization
 
+__all__ = ["DeFormer"]
+
 
 class DeFormer(TwoTowers):
     """The decomposed transformer (Cao et al., 2020, §3): lower layers apart, upper ones over the pair.

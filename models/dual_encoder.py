@@ -17,6 +17,8 @@ from simzoo.models.similarity import inner_products
 from simzoo.models.towers import TwoTowers
 from simzoo.models.training import Optimization
 
+__all__ = ["DualEncoder"]
+
 
 class DualEncoder(TwoTowers):
     """Two transformers, or one shared, pooled to one vector each (ANNCUR §2.1, A.3).

@@ -19,17 +19,10 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
+from simzoo.core.interrupts import Stopped
 from simzoo.core.locks import locked
 from simzoo.models.checkpointing import CheckpointFiles, newest, on_disk, remove_unfinished
 from simzoo.models.resuming import owe_validation, owes_epoch_end
-
-
-class Stopped(SystemExit):
-    """A signal ended the program: exit status 128 + its number, 143 for SIGTERM, 130 for Ctrl-C."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(128 + number)
-        self.number = number
 
 
 class Durable(Callback):
@@ -117,7 +110,7 @@ class Durable(Callback):
         """Lets a validation that was due be made.
 
         Raises:
-            ValueError: the checkpoint is of a later epoch than the run has.
+            ValueError: the checkpoint is of a later epoch than the run has, or its progress cannot be read.
         """
         if trainer.state.fn != TrainerFn.FITTING:
             return
@@ -126,9 +119,16 @@ class Durable(Callback):
                 f"the checkpoint is of epoch {checkpoint['epoch']}, but trainer.max_epochs is {trainer.max_epochs}: "
                 "nothing is left to train"
             )
-        loops = checkpoint["loops"]["fit_loop"]
-        owe_validation(loops)
-        if trainer.max_steps == checkpoint["global_step"] and owes_epoch_end(loops):
+        try:
+            loops = checkpoint["loops"]["fit_loop"]
+            owe_validation(loops)
+            ended = owes_epoch_end(loops)
+        except (AttributeError, KeyError, TypeError) as error:
+            raise ValueError(
+                f"the checkpoint does not say how far its run came ({type(error).__name__}: {error}); go on from "
+                "another checkpoint"
+            ) from error
+        if trainer.max_steps == checkpoint["global_step"] and ended:
             self._last_step = trainer.max_steps
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

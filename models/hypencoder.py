@@ -20,6 +20,8 @@ from simzoo.models.parts.tokenizing import TokenConfig
 from simzoo.models.towers import TwoTowers
 from simzoo.models.training import Optimization
 
+__all__ = ["Hypencoder"]
+
 Q_NETS_AT_ONCE = 64  # bounds what lies between the attention and the finished weights: several times the weights
 # Numbers in one hidden state of all q-nets: a CPU's caches should hold what stands between the products, a GPU wants
 # few large ones. However many queries there are, reading the weights must not dominate: so many items at least.

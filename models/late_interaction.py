@@ -19,6 +19,8 @@ from simzoo.models.similarity import pair_by_pair
 from simzoo.models.towers import TwoTowers
 from simzoo.models.training import Optimization
 
+__all__ = ["PolyEncoder", "SumOfMax"]
+
 PRODUCTS = 1 << 24  # products of token vectors held at once
 
 

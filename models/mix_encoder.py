@@ -18,6 +18,8 @@ from simzoo.models.parts.tokenizing import TokenConfig
 from simzoo.models.towers import TwoTowers
 from simzoo.models.training import Optimization
 
+__all__ = ["Interaction", "MixEncoder"]
+
 NUMBERS = 1 << 25  # of the widest activations, held at once
 
 

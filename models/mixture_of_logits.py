@@ -22,6 +22,8 @@ from simzoo.models.ranks import joint, once
 from simzoo.models.towers import TwoTowers
 from simzoo.models.training import Optimization
 
+__all__ = ["MoL", "ParameterizedPooling"]
+
 
 class ParameterizedPooling(nn.Module):
     """P vectors of a text: for each a distribution over the encoder's outputs, computed from the first one (RAILS A.2).

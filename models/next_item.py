@@ -20,6 +20,8 @@ from simzoo.models.parts.sequence import SequenceConfig, build_encoder
 from simzoo.models.similarity import LearnedSimilarity, inner_products
 from simzoo.models.training import Optimization
 
+__all__ = ["NextItem", "rank_metrics", "target_ranks"]
+
 HIT_RATES = (1, 10, 50, 200)
 
 

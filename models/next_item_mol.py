@@ -22,6 +22,8 @@ from simzoo.models.parts.sequence import SequenceConfig
 from simzoo.models.ranks import joint, once, share_of_mean
 from simzoo.models.training import Optimization
 
+__all__ = ["NextItemMoL"]
+
 
 class NextItemMoL(NextItem):
     """SASRec or HSTU with Mixture-of-Logits instead of one dot product (RAILS §2.2 and §5.1).

@@ -18,6 +18,8 @@ from simzoo.models.parts.pairs import PairTokenizer, longest_first, templated
 from simzoo.models.similarity import LearnedSimilarity, pair_by_pair
 from simzoo.models.training import Optimization
 
+__all__ = ["SequenceClassifier"]
+
 
 class SequenceClassifier(LearnedSimilarity):
     """A transformer and its own head over query and item in the tokenizer's own template; the score is the logit.

@@ -17,6 +17,8 @@ from simzoo.models.parts.tokenizing import Tokenizing
 from simzoo.models.ranks import gather_reps, rank
 from simzoo.models.training import TrainingLoop
 
+__all__ = ["LearnedSimilarity", "fastest_device", "inner_products", "pair_by_pair"]
+
 
 def inner_products(queries: Reps, items: Reps, candidates: Tensor | None) -> Tensor:
     """`LearnedSimilarity.score` for a similarity that is the inner product of the parts named ``vector``."""
@@ -167,6 +169,12 @@ class LearnedSimilarity(TrainingLoop, ABC):
 
         Returns:
             (row of the document, score), best first.
+
+        Example:
+            >>> from simzoo import DualEncoder
+            >>> model = DualEncoder.tiny().eval()
+            >>> sorted(row for row, score in model.rank("a flat boat", ["a boat", "money in the bank"]))
+            [0, 1]
         """
         queries = [Query("query", query) if isinstance(query, str) else query]
         items = [Item(str(i), d) if isinstance(d, str) else d for i, d in enumerate(documents)]

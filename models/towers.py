@@ -13,6 +13,8 @@ from simzoo.models.parts.tokenizing import TextTokenizer, TokenConfig
 from simzoo.models.similarity import LearnedSimilarity
 from simzoo.models.training import Optimization
 
+__all__ = ["TwoTowers"]
+
 
 class TwoTowers(LearnedSimilarity):
     """A query's and an item's tokens go through a transformer each, or through one that they share.

@@ -13,7 +13,7 @@ from lightning import LightningModule
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 from torchmetrics import MeanMetric
-from torchmetrics.functional.retrieval import retrieval_hit_rate, retrieval_reciprocal_rank
+from torchmetrics.functional.retrieval import retrieval_hit_rate, retrieval_r_precision, retrieval_reciprocal_rank
 from transformers import get_scheduler
 
 from simzoo.core.batch import Batch
@@ -22,6 +22,8 @@ from simzoo.core.targets import Targets
 from simzoo.losses import Loss, SoftmaxCrossEntropy
 from simzoo.models.parts.packing import recomputing
 from simzoo.models.ranks import share_of_mean
+
+__all__ = ["Optimization", "TrainingLoop"]
 
 
 @dataclass
@@ -81,6 +83,7 @@ class TrainingLoop(LightningModule, ABC):
         # Means, whose states can be summed over ranks of which one has no query.
         self.val_accuracy = MeanMetric()
         self.val_mrr = MeanMetric()
+        self.val_r_precision = MeanMetric()
 
     def remember(self, **arguments: Any) -> None:
         """Keeps the constructor's arguments: config.json will hold them, training checkpoints too, as plain values."""
@@ -124,29 +127,38 @@ class TrainingLoop(LightningModule, ABC):
         return loss
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        """Ranks each query's candidates: accuracy (gold first; a gold that was not retrieved is a miss) and MRR."""
+        """Ranks each query's candidates: accuracy (gold first; a gold that was not retrieved is a miss) and MRR.
+
+        And R-precision: the share of relevant ones among the first R, R being the number of those among the candidates.
+        """
         if batch.query_ids:  # none: of a rank that has a batch fewer than the others
             scores, targets = self.list_scores(batch).float(), batch.targets
             lists = zip(scores, targets.labels, targets.mask, strict=True)
             rows = [(row[mask], grades[mask] > 0) for row, grades, mask in lists]
             self.val_accuracy.update(torch.stack([retrieval_hit_rate(*row, top_k=1) for row in rows]))
             self.val_mrr.update(torch.stack([retrieval_reciprocal_rank(*row) for row in rows]))
+            self.val_r_precision.update(torch.stack([retrieval_r_precision(*row) for row in rows]))
         self.log("val/accuracy", self.val_accuracy, prog_bar=True, batch_size=len(batch.query_ids))
         self.log("val/mrr", self.val_mrr, batch_size=len(batch.query_ids))
+        self.log("val/r_precision", self.val_r_precision, batch_size=len(batch.query_ids))
 
     test_step = validation_step
 
     def configure_optimizers(self) -> Any:
-        """AdamW over the parameter groups, with the schedule.
+        """The optimiser over the parameter groups, with the schedule.
 
         Raises:
             ValueError: the schedule depends on the number of steps, which the trainer cannot know.
         """
         settings = self.optimization
-        optimizer = torch.optim.AdamW(self.parameter_groups(), lr=settings.lr, betas=settings.betas)
+        optimizer = self.make_optimizer(self.parameter_groups())
         steps = self._total_steps() if settings.needs_steps else 0
         scheduler = get_scheduler(settings.schedule, optimizer, int(settings.warmup * steps), steps)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    def make_optimizer(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+        """The optimiser of parameter groups."""
+        return torch.optim.AdamW(groups, lr=self.optimization.lr, betas=self.optimization.betas)
 
     def _total_steps(self) -> int:
         """Optimiser steps of the whole training; Lightning's -1 or inf for an unknown number would make the rate 0."""
@@ -201,7 +213,8 @@ class TrainingLoop(LightningModule, ABC):
                     f"the checkpoint does not fit {name}: {key} has shape {tuple(held[key].shape)}, expected "
                     f"{tuple(value.shape)}; was it trained with another recipe?"
                 )
-        if self.trainer.state.fn == TrainerFn.FITTING and "optimizer_states" not in checkpoint:
+        states = {"optimizer_states", "lr_schedulers"}
+        if self.trainer.state.fn == TrainerFn.FITTING and not states <= checkpoint.keys():
             raise ValueError(
                 "the checkpoint holds weights only (save_weights_only), and a training goes on from one that holds the "
                 "optimiser's state, too"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +15,18 @@ from simzoo.core.records import Collection, Item, Query
 from simzoo.retrieval.embedder import Embedder
 from simzoo.retrieval.judge import Judge
 from simzoo.retrieval.topk import Rows
+
+__all__ = ["Corpus"]
+
+
+class Shelf(Protocol):
+    """Where first stages keep what they have made of the items, for whoever opens them next."""
+
+    def get(self, name: str) -> Path | None:
+        """The folder that was kept under a name, made of these items by these rows; None: there is none."""
+
+    def put(self, name: str, write: Callable[[Path], None]) -> Path | None:
+        """Keeps the folder that ``write`` makes at the path it is given; None: nothing can be kept now."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +42,12 @@ class Corpus:
         candidates: what the data itself offers: query id to rows, best first (`Given`).
         removed: (N,) rows that are no longer there: they are never returned, nor scored.
         name: for messages.
+        shelf: what first stages have made of the items, beside them on disk; None: nothing is kept.
+
+    Example:
+        >>> corpus = Corpus([Item("i0", "a flat boat"), Item("i1", "a house")], removed=np.array([True, False]))
+        >>> len(corpus), corpus.live.tolist()
+        (2, [1])
     """
 
     items: Sequence[Item]
@@ -38,6 +58,7 @@ class Corpus:
     candidates: Mapping[str, Sequence[int]] = field(default_factory=dict)
     removed: NDArray[np.bool_] | None = None
     name: str = "the corpus"
+    shelf: Shelf | None = None
 
     def __post_init__(self) -> None:
         for kind, part in (("judge", self.judge), ("embedder", self.embedder)):

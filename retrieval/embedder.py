@@ -2,36 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from threading import Lock
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simzoo.core.records import Item, Query
 from simzoo.core.reps import Reps
+from simzoo.retrieval.index_kind import IndexKind, VectorSearch
 from simzoo.retrieval.storage.encoding import encode_items, encode_queries
 from simzoo.retrieval.topk import Rows, Scores, padded
 
+__all__ = ["Embedder"]
+
 Floats = NDArray[np.float32]
+BLOCK = 4096  # vectors whose norms are computed at once
 KEPT = 4096  # queries whose vectors are kept
-
-
-class VectorSearch(Protocol):
-    """A built vector index."""
-
-    def search(self, queries: Floats, k: int) -> tuple[Rows, Scores]:
-        """Rows (B, k) and inner products (B, k) of queries (B, d), best first; ties by lower row."""
-
-
-class VectorIndexKind(Protocol):
-    """How vectors are indexed."""
-
-    def build(self, vectors: Floats) -> VectorSearch:
-        """An index of vectors (N, d)."""
 
 
 class Embedder:
@@ -43,15 +35,20 @@ class Embedder:
         vectors: (N, d) float32, in memory or memory-mapped.
         index: over these vectors.
         exact: whether the index is exact; otherwise it is approximate.
+        asks: another one that encodes the queries, into the same space; None: ``similarity``.
 
     Raises:
         TypeError: the similarity's score is not an inner product of two vectors.
         ValueError: it is in training mode.
     """
 
-    def __init__(self, similarity: Any, vectors: Floats, index: VectorSearch, exact: bool) -> None:
-        check_inner_product(similarity)
+    def __init__(
+        self, similarity: Any, vectors: Floats, index: VectorSearch, exact: bool, asks: Any | None = None
+    ) -> None:
+        for one in (similarity, asks):
+            check_inner_product(one)
         self.similarity = similarity
+        self.asks = similarity if asks is None else asks
         self.vectors = vectors
         self.index = index
         self.exact = exact
@@ -60,7 +57,7 @@ class Embedder:
 
     @classmethod
     def of(
-        cls, similarity: Any, items: Sequence[Item], ann: VectorIndexKind, exact: bool, store: Path | None = None
+        cls, similarity: Any, items: Sequence[Item], ann: IndexKind, exact: bool, store: Path | None = None
     ) -> Embedder:
         """Encodes the items and builds the index.
 
@@ -91,6 +88,11 @@ class Embedder:
         text = getattr(self.similarity, "text", None)
         return text.truncated if text is not None else 0
 
+    @cached_property
+    def longest(self) -> float:
+        """The largest norm of an item's vector; all vectors are read for it, once."""
+        return longest_of(self.vectors)
+
     def take(self, rows: Rows) -> Floats:
         """(..., d) vectors of the items at ``rows`` (...)."""
         taken: Floats = self.vectors[rows]
@@ -110,7 +112,13 @@ class Embedder:
         return known
 
     def _encoded(self, queries: Sequence[Query]) -> Floats:
-        return _vectors(encode_queries(self.similarity, queries))
+        found = _vectors(encode_queries(self.asks, queries))
+        if found.shape[1] != self.vectors.shape[1]:
+            raise ValueError(
+                f"the queries' vectors have width {found.shape[1]}, the items' {self.vectors.shape[1]}: they are not "
+                "of one space"
+            )
+        return found
 
     def search(
         self,
@@ -142,10 +150,26 @@ class Embedder:
             scores = np.take_along_axis(np.where(out, -np.inf, scores), order, axis=1)
         return padded(rows, scores, k)
 
+    def near(self, vectors: Floats, k: int, removed: NDArray[np.bool_] | None = None) -> Rows:
+        """Rows (B, m) of about the k items nearest to vectors (B, d), m at most k, in no certain order; -1 for none.
+
+        For a large k: where the index can, it is what the index finds, without the vectors' own scores.
+        """
+        return self.search(vectors, k, removed=removed)[0]
+
 
 def item_vectors(similarity: Any, items: Sequence[Item], store: Path | None = None) -> Floats:
     """(N, d) vectors of items; see `Embedder.of`."""
     return _vectors(encode_items(similarity, items, store, f"{similarity.weights_sha256} float32"))
+
+
+def longest_of(vectors: Floats) -> float:
+    """At least the largest norm of (N, d) vectors, at most 1 % more: it is computed in single precision."""
+    most = 0.0
+    for start in range(0, len(vectors), BLOCK):
+        block = vectors[start : start + BLOCK]
+        most = max(most, float(np.einsum("nd,nd->n", block, block).max()))
+    return 1.005 * math.sqrt(most)
 
 
 def check_inner_product(similarity: Any) -> None:

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
-import shutil
 import tempfile
-import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from simzoo.core.files import replacing, sync_folder
-from simzoo.core.locks import InUse, locked
+from simzoo.core.files import replacing
+from simzoo.core.locks import locked
 from simzoo.core.records import DataError, Item, Query
 from simzoo.core.reps import Ragged
 from simzoo.models.formats import save as save_model
@@ -27,10 +22,11 @@ from simzoo.retrieval.engine_input import Record, blocks_of, id_of, queries_of, 
 from simzoo.retrieval.first_stages.dense import Dense
 from simzoo.retrieval.first_stages.vector_index import Auto, FaissKind
 from simzoo.retrieval.hits import Hit, Hits
-from simzoo.retrieval.index_folder import VECTORS, IndexFolder, Opened
+from simzoo.retrieval.index_folder import VECTORS, IndexFolder
+from simzoo.retrieval.searched_items import SearchedItems
 from simzoo.retrieval.searcher import Searcher
 from simzoo.retrieval.searchers.exact import Rerank
-from simzoo.retrieval.sides import JUDGE, ModelSide, StoredEmbedder, checked_vectors, embedder_side, similarity_side
+from simzoo.retrieval.sides import JUDGE, ModelSide, checked_vectors, embedder_side, similarity_side
 from simzoo.retrieval.stored_settings import (
     FORMAT,
     MODELS,
@@ -45,6 +41,8 @@ from simzoo.retrieval.stored_settings import (
     written_or_name,
 )
 
+__all__ = ["Engine"]
+
 
 class Engine:
     """Searches items with any similarity; items come and go, queries come later.
@@ -56,12 +54,20 @@ class Engine:
         embedder: vectors for the search: name or folder of a checkpoint whose score is an inner product, such a model,
             or a function of texts to vectors; None: the similarity itself, if it is such a one.
         search: the searcher; None: `Rerank` of the embedder's nearest, or of BM25's best where there is no embedder.
-        anchors: other queries, which CUR and score normalisation need; kept with the index.
+        anchors: other queries, which CUR and score normalisation need; kept with the index. None: those that the folder
+            keeps. `set_anchors` sets others.
         index: how vectors are indexed; None: by size (`Auto`).
         folder: where the index is, or is to be; None: a temporary one, until `save`.
 
     Raises:
         DataError: the folder holds an index that other settings have made.
+
+    Example:
+        >>> from simzoo import Engine
+        >>> engine = Engine(lambda pairs: [len(set(a.split()) & set(b.split())) for a, b in pairs])
+        >>> engine.add(["i0", "i1", "i2"], ["a flat boat", "a house", "a boat on the river"])
+        >>> [(hit.id, hit.score) for hit in engine.search("a river boat", k=2)]
+        [('i2', 3.0), ('i0', 2.0)]
     """
 
     def __init__(
@@ -70,7 +76,7 @@ class Engine:
         embedder: Any = None,
         search: Searcher | None = None,
         *,
-        anchors: Sequence[str | Query] = (),
+        anchors: Sequence[str | Query] | None = None,
         index: Auto | FaissKind | None = None,
         folder: str | Path | None = None,
     ) -> None:
@@ -83,23 +89,21 @@ class Engine:
         self.searcher = search if search is not None else default
         if self.searcher.calls_similarity and self._similarity is None:
             raise ValueError(f"{type(self.searcher).__name__} needs a similarity: Engine(similarity, ...)")
-        self.anchors = queries_of(anchors, "anchor")
         self._index = index or Auto()
         self._temporary = None if folder is not None else tempfile.TemporaryDirectory(prefix="simzoo-engine-")
         self._place(Path(self._temporary.name if folder is None and self._temporary else folder or ""))
         if (self.folder / SETTINGS).exists():
             for name, side in (("similarity", self._similarity), ("embedder", self._embedder)):
                 compare(self.folder, name, None if side is None else side.identity)
-        self._begin()
+            if anchors is None:
+                path = self.folder / SETTINGS
+                anchors = [query_of(query, path) for query in settings_of(self.folder)["anchors"]]
+        self._items.anchors = queries_of(anchors or (), "anchor")
 
     def _place(self, folder: Path) -> None:
         self.folder = folder
         self._store = IndexFolder(folder, self._index)
-
-    def _begin(self) -> None:
-        self._opened: Opened | None = None
-        self._corpus: Corpus | None = None
-        self._lock = threading.Lock()
+        self._items = SearchedItems(self._store, self._similarity, self._embedder, self.searcher)
 
     # -- items ---------------------------------------------------------------------------------------------------------
 
@@ -179,7 +183,7 @@ class Engine:
         self, items: Sequence[Item], given: NDArray[np.float32] | None
     ) -> Mapping[str, NDArray[Any] | Ragged]:
         found: dict[str, NDArray[Any] | Ragged] = {}
-        if self._similarity is not None and not self._shared:
+        if self._similarity is not None and self._similarity is not self._embedder:
             found |= {JUDGE + name: part for name, part in self._similarity.columns(items).items()}
         if self._embedder is not None:
             vectors = given if given is not None else self._embedder.vectors(items)
@@ -187,9 +191,13 @@ class Engine:
         return found
 
     @property
-    def _shared(self) -> bool:
-        """Whether the similarity's representations are the embedder's vectors."""
-        return self._similarity is self._embedder
+    def corpus(self) -> Corpus:
+        """The items as they are now, with what scores and embeds them: for other searchers than the engine's own.
+
+        Raises:
+            ValueError: there are no items.
+        """
+        return self._items.corpus()
 
     # -- search --------------------------------------------------------------------------------------------------------
 
@@ -209,81 +217,45 @@ class Engine:
         """
         one = isinstance(queries, str | Query)
         asked = queries_of([queries] if isinstance(queries, str | Query) else queries, "query")
-        opened, corpus = self._ready()
+        opened, corpus = self._items.ready()
         start = time.perf_counter()
         ranking = self.searcher.search(asked, k)
         share = 1000 / max(1, len(asked))
         spent = (time.perf_counter() - start) * share
         steps = {name: seconds * share for name, seconds in ranking.seconds.items()}
-        found = self._how(opened, corpus)
+        exact = None if corpus.embedder is None else corpus.embedder.exact
+        how = {"search": written_or_name(self.searcher), "exact_vector_index": exact, "items": opened.count}
         results = []
         for rows, scores, calls in zip(ranking.items, ranking.scores, ranking.calls, strict=True):
             hits = tuple(_hit(opened.items[row], score) for row, score in zip(rows, scores, strict=True) if row >= 0)
-            results.append(Hits(hits, int(calls), spent, steps, found))
+            results.append(Hits(hits, int(calls), spent, steps, how))
         return results[0] if one else results
 
-    def _how(self, opened: Opened, corpus: Corpus) -> dict[str, Any]:
-        exact = None if corpus.embedder is None else corpus.embedder.exact
-        return {"search": written_or_name(self.searcher), "exact_vector_index": exact, "items": opened.count}
+    @property
+    def anchors(self) -> list[Query]:
+        """Other queries, which CUR and score normalisation need."""
+        return self._items.anchors
 
-    def _ready(self) -> tuple[Opened, Corpus]:
-        """The items as they are now, indexed by the searcher."""
-        with self._lock:
-            if self._opened is None:
-                self._opened = self._store.read()
-            opened = self._opened
-            if not opened.count:
-                raise ValueError("the index holds no items: add some first")
-            if self._corpus is None or self._corpus.items is not opened.items:
-                corpus = self._corpus_of(opened)
-                old, self._corpus = self._corpus, None
-                if old is not None and self._continues(opened):
-                    self.searcher.extend(corpus, len(old))
-                else:
-                    self._prepare(opened, corpus)
-                self._corpus, self._indexed = corpus, opened.generation
-            return opened, self._corpus
+    def set_anchors(self, anchors: Sequence[str | Query]) -> None:
+        """Takes other anchors and keeps them with the index; the next search prepares the searcher anew with them.
 
-    def _prepare(self, opened: Opened, corpus: Corpus) -> None:
-        """Indexes, or takes up what the searcher has paid for at an earlier opening."""
-        made_with = [*map(plain_query, self.anchors), written_or_name(self.searcher)]
-        identity = None if self._similarity is None else self._similarity.identity
-        settings = hashlib.sha256(json.dumps([made_with, identity]).encode()).hexdigest()
-        kept = self._store.kept(opened, settings)
-        if kept is not None:
-            self.searcher.restore(corpus, *kept)
-            return
-        self.searcher.index(corpus)
-        state = self.searcher.state()
-        if state is not None and self._temporary is None:
-            # Who may not write now, or at all, can search nevertheless.
-            with suppress(InUse, PermissionError):
-                self._store.keep(opened, settings, state)
-
-    def _continues(self, opened: Opened) -> bool:
-        """Whether the rows that the searcher knows are still the first ones."""
-        return opened.generation.data == self._indexed.data
-
-    def _corpus_of(self, opened: Opened) -> Corpus:
-        embedder = None
-        if self._embedder is not None and opened.vectors is not None:
-            embedder = StoredEmbedder(self._embedder, opened.vectors.vectors, opened.vectors)
-        judge = None
-        if self._similarity is not None:
-            judge = self._similarity.judge(opened.items, opened.columns, VECTORS if self._shared else None)
-        return Corpus(opened.items, judge, embedder, self.anchors, removed=opened.removed, name=str(self.folder))
+        Raises:
+            InUse: another process writes to the index.
+        """
+        queries = queries_of(anchors, "anchor")
+        self._claim()
+        with locked(self.folder):
+            settings = settings_of(self.folder) | {"anchors": [plain_query(query) for query in queries]}
+            self._write_settings(settings)
+        self._items.anchors = queries
+        self._items.forget()
 
     def refresh(self) -> None:
         """Looks at what is on disk now: what another process has written since is found from then on."""
-        opened = self._store.read()
-        with self._lock:
-            if self._opened is None or opened.generation != self._opened.generation:
-                self._opened = opened
+        self._items.refresh()
 
     def __len__(self) -> int:
-        if self._opened is None:
-            self._opened = self._store.read()
-        return self._opened.count
+        return self._items.opened.count
 
     def __contains__(self, name: str) -> bool:
         return self._find(name) >= 0
@@ -292,13 +264,10 @@ class Engine:
         row = self._find(name)
         if row < 0:
             raise KeyError(f"there is no item {name!r} in {self.folder}")
-        assert self._opened is not None
-        return self._opened.items[row]
+        return self._items.opened.items[row]
 
     def _find(self, name: str) -> int:
-        if self._opened is None:
-            self._opened = self._store.read()
-        return int(self._opened.rows([name])[0])
+        return int(self._items.opened.rows([name])[0])
 
     # -- folder --------------------------------------------------------------------------------------------------------
 
@@ -317,19 +286,10 @@ class Engine:
             raise DataError("is there already; remove it, or choose another folder", target)
         self._claim()
         target.parent.mkdir(parents=True, exist_ok=True)
-        scratch = target.with_name(f"{target.name}.{os.getpid()}.tmp")
-        shutil.rmtree(scratch, ignore_errors=True)
-        with locked(self.folder):
-            try:
-                shutil.copytree(self.folder, scratch, ignore=shutil.ignore_patterns("writer.lock", "*.tmp"))
-                for path in [*scratch.rglob("*"), scratch]:
-                    _sync(path)
-                os.replace(scratch, target)
-            finally:
-                shutil.rmtree(scratch, ignore_errors=True)
-        sync_folder(target.parent)
+        self._store.copy(target)
+        anchors = self.anchors
         self._place(target)
-        self._begin()
+        self._items.anchors = anchors
         if self._temporary is not None:
             self._temporary.cleanup()
             self._temporary = None
@@ -364,9 +324,8 @@ class Engine:
         path = folder / SETTINGS
         return cls(
             **models,
-            search=search if search is not None else read(settings["search"], path),
-            anchors=[query_of(query, path) for query in settings["anchors"]],
-            index=read(settings["index"], path),
+            search=search if search is not None else read(settings["search"], path, Searcher),
+            index=read(settings["index"], path, Auto, FaissKind),
             folder=folder,
         )
 
@@ -377,29 +336,28 @@ class Engine:
             return
         for name, side in (("similarity", self._similarity), ("embedder", self._embedder)):
             at_hand = isinstance(side, ModelSide) and not side.identity["checkpoint"]
-            if at_hand and isinstance(side, ModelSide) and not (name == "embedder" and self._shared):
+            if (
+                at_hand
+                and isinstance(side, ModelSide)
+                and not (name == "embedder" and self._similarity is self._embedder)
+            ):
                 save_model(side.model, self.folder / MODELS[name])
+        self._write_settings(self._described())
+
+    def _write_settings(self, settings: Mapping[str, Any]) -> None:
         with replacing(self.folder / SETTINGS) as file:
-            file.write(json.dumps(self._described(), indent=1).encode())
+            file.write(json.dumps(settings, indent=1).encode())
 
     def _described(self) -> dict[str, Any]:
         return {
             "format": FORMAT,
             "similarity": None if self._similarity is None else self._similarity.identity,
             "embedder": None if self._embedder is None else self._embedder.identity,
-            "search": written(self.searcher),
-            "index": written(self._index),
+            "search": written(self.searcher, Searcher),
+            "index": written(self._index, Auto, FaissKind),
             "anchors": [plain_query(query) for query in self.anchors],
         }
 
 
 def _hit(item: Item, score: Any) -> Hit:
     return Hit(item.id, float(score), item.text, item)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -18,6 +18,8 @@ from simzoo.retrieval.searcher import Ranking, Searcher
 from simzoo.retrieval.settings import first_stages
 from simzoo.retrieval.topk import Rows, Scores
 
+__all__ = ["Evaluation", "accuracies", "evaluate", "split_queries"]
+
 BLOCK = 32  # queries searched together
 
 

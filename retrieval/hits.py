@@ -8,6 +8,8 @@ from typing import Any, overload
 
 from simzoo.core.records import Item
 
+__all__ = ["Hit", "Hits"]
+
 
 @dataclass(frozen=True)
 class Hit:
@@ -36,6 +38,11 @@ class Hits(Sequence[Hit]):
         milliseconds: of the search; of several queries at once, its share.
         steps: milliseconds by step.
         found: how: the searcher and its settings, whether the vector index is exact, and over how many items.
+
+    Example:
+        >>> hits = Hits((Hit("i0", 2.0, "a boat", Item("i0", "a boat")),), calls=100, milliseconds=12.5)
+        >>> len(hits), hits[0].id, hits.calls
+        (1, 'i0', 100)
     """
 
     hits: tuple[Hit, ...]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,22 +16,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simzoo.core.files import replacing
+from simzoo.core.files import replacing, sync_folder
+from simzoo.core.hub import check_links
 from simzoo.core.locks import locked
 from simzoo.core.records import DataError, Item
 from simzoo.core.reps import Ragged
 from simzoo.retrieval.first_stages.segmented_index import SegmentedIndex, kind_of, next_parts
 from simzoo.retrieval.first_stages.vector_index import Auto, FaissKind, open_index
+from simzoo.retrieval.storage.generation import GENERATION, Generation
 from simzoo.retrieval.storage.segments import (
     Columns,
-    Generation,
     Growing,
     compacted,
     merged_from,
     records_digest,
     tidy,
 )
-from simzoo.retrieval.storage.texts import COLUMN, IdRun, TextStore, id_hashes, rows_of, text_column
+from simzoo.retrieval.storage.texts import COLUMN, FIELDS, IdRun, TextStore, id_hashes, rows_of, text_column
 
 VECTORS = "vectors"
 QUIET_SECONDS = 30.0  # between two lines about a long addition
@@ -86,6 +90,8 @@ class IndexFolder:
         Raises:
             DataError: a file is missing, cut short or not what was written.
         """
+        if self.folder.is_dir():
+            check_links(self.folder)
         for _ in range(10):
             generation = Generation.read(self.folder)
             try:
@@ -97,6 +103,7 @@ class IndexFolder:
         raise DataError("changes faster than it can be opened", self.folder)
 
     def _opened(self, generation: Generation) -> Opened:
+        _check_extras(self.folder / GENERATION, generation)
         columns = Columns(self.folder, generation)
         extras = generation.extras
         items = TextStore(np.empty(0, dtype=np.uint8), np.zeros(1, dtype=np.int64))
@@ -107,7 +114,7 @@ class IndexFolder:
                 every = columns.values(VECTORS)
                 parts = [
                     (start, open_index(columns.folder / _part(start, stop), every[start:stop]))
-                    for start, stop in extras["parts"]
+                    for start, stop in extras.get("parts", ())
                 ]
                 vectors = SegmentedIndex(every, parts)
         ids = [IdRun.open(columns.folder / _ids(start, stop), stop - start) for start, stop in extras.get("ids", ())]
@@ -116,7 +123,8 @@ class IndexFolder:
     # -- writing -------------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def _writing(self) -> Iterator[Opened]:
+    def writing(self) -> Iterator[Opened]:
+        """The newest generation, for the one who may write another; what nothing names is removed before and after."""
         with locked(self.folder):
             opened = self.read()
             tidy(self.folder, opened.generation, _mentioned(opened.generation))
@@ -139,7 +147,7 @@ class IndexFolder:
             InUse: another process writes to the folder.
             OSError: there is no room.
         """
-        with self._writing() as opened:
+        with self.writing() as opened:
             growing = Growing(self.folder, opened.generation)
             try:
                 ids = _Ids(opened, growing, update)
@@ -165,7 +173,7 @@ class IndexFolder:
             DataError: an id that is not there; then none is removed.
             InUse: another process writes to the folder.
         """
-        with self._writing() as opened:
+        with self.writing() as opened:
             rows = np.unique(_there(opened, ids))
             growing = Growing(self.folder, opened.generation)
             try:
@@ -177,7 +185,7 @@ class IndexFolder:
 
     def compact(self) -> None:
         """Copies what is there into new files, without what was removed, under one index."""
-        with self._writing() as opened:
+        with self.writing() as opened:
             parts = opened.generation.extras.get("parts", [])
             if opened.removed is None and len(opened.generation.segments) <= 1 and len(parts) <= 1:
                 return
@@ -185,7 +193,7 @@ class IndexFolder:
             kept = np.flatnonzero(~gone)
             hashes = np.empty(opened.generation.rows, dtype=np.uint64)
             for run in opened.ids:
-                hashes[run.rows] = run.hashes
+                hashes[run.rows_below(len(hashes))] = run.hashes
             copy = compacted(self.folder, opened.columns, kept)
             try:
                 self._commit(copy, IdRun.of([hashes[kept]], [np.arange(len(kept))]))
@@ -204,9 +212,9 @@ class IndexFolder:
             InUse: another process writes to the folder.
             OSError: no room, or no right to write.
         """
-        with self._writing() as now:
+        with self.writing() as now:
             number = now.generation.number + 1
-            if now.generation != opened.generation:
+            if not same_items(now, opened):
                 return
             name = f"search-{number:06d}"
             for array, values in state.items():
@@ -227,6 +235,24 @@ class IndexFolder:
         except (OSError, ValueError):
             return None  # it can be made again
         return arrays, made["rows"]
+
+    def copy(self, target: Path) -> None:
+        """Copies everything in the folder to another place, where it appears as a whole.
+
+        Raises:
+            InUse: another process writes to the folder.
+        """
+        scratch = target.with_name(f"{target.name}.{os.getpid()}.tmp")
+        shutil.rmtree(scratch, ignore_errors=True)
+        with locked(self.folder):
+            try:
+                shutil.copytree(self.folder, scratch, ignore=shutil.ignore_patterns("writer.lock", "*.tmp"))
+                for path in [*scratch.rglob("*"), scratch]:
+                    sync_folder(path)
+                os.replace(scratch, target)
+            finally:
+                shutil.rmtree(scratch, ignore_errors=True)
+        sync_folder(target.parent)
 
     def _commit(self, growing: Growing, new: IdRun) -> None:
         """Ids and vectors of the new rows, then the next generation."""
@@ -332,11 +358,44 @@ def _there(opened: Opened, ids: Sequence[str]) -> Rows:
     return rows
 
 
+def _check_extras(path: Path, generation: Generation) -> None:
+    """Refuses extras that are not those of a whole index: what they leave out would not be found.
+
+    Raises:
+        DataError: says what is wrong.
+    """
+    extras, rows = generation.extras, generation.rows
+    kept = extras.get("search")
+    texts = generation.columns.get(COLUMN)
+    try:
+        for key in ("ids", "parts"):
+            runs = [(int(start), int(stop)) for start, stop in extras.get(key, ())]
+            stops = [0, *(stop for _, stop in runs)]
+            follow = [start for start, _ in runs] == stops[:-1] and sorted(set(stops)) == stops
+            # Behind the last part vectors are scanned.
+            if not follow or stops[-1] > rows or (key == "ids" and stops[-1] < rows):
+                raise ValueError(f"{key} do not make up {rows} rows")
+        if kept is not None and not (
+            re.fullmatch(r"search-\d+", kept["folder"]) and all(re.fullmatch(r"\w+", name) for name in kept["arrays"])
+        ):
+            raise ValueError("search names a folder elsewhere")
+        if rows and (texts is None or texts.fields != FIELDS or np.dtype(texts.dtype) != np.uint8):
+            raise ValueError("there is no column of texts")
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataError(f"is damaged ({error}); restore the folder from a copy or build anew", path) from error
+
+
 def _mentioned(generation: Generation) -> list[str]:
     ids = [_ids(*run) for run in generation.extras.get("ids", ())]
     search = generation.extras.get("search")
     parts = [_part(*part) for part in generation.extras.get("parts", ())]
-    return ids + parts + ([] if search is None else [search["folder"]])
+    shelf = [made["folder"] for made in generation.extras.get("shelf", {}).values()]
+    return ids + parts + shelf + ([] if search is None else [search["folder"]])
+
+
+def same_items(one: Opened, other: Opened) -> bool:
+    """Whether two generations differ in nothing but what was made of their items."""
+    return replace(one.generation, number=0, extras={}) == replace(other.generation, number=0, extras={})
 
 
 def _ids(start: int, stop: int) -> str:

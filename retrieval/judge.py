@@ -16,6 +16,8 @@ from simzoo.retrieval.scorer import PAIRS, ListScorer, Scorer, SimilarityScorer
 from simzoo.retrieval.storage.encoding import encode_items, encode_queries
 from simzoo.retrieval.topk import Rows, Scores
 
+__all__ = ["CallableJudge", "Judge", "MatrixJudge", "SimilarityJudge"]
+
 CHUNK = 1024  # pairs that a callable gets at once
 
 Function = Callable[[list[tuple[str, str]]], Any]
@@ -106,13 +108,19 @@ class SimilarityJudge(Judge):
 class CallableJudge(Judge):
     """A function of texts: an API, a sentence-transformers ``CrossEncoder.predict``, any code.
 
-    The function gets chunks. When it raises, the scores of the chunks before are kept, and the same queries asked again
-    go on where they were; the exception is passed on.
+    The function gets chunks. When it raises, or gives a score that is not finite, all others are kept, and the same
+    queries asked again go on where they were; the exception is passed on.
 
     Args:
         function: of a list of (query text, item text) to as many scores. Texts of items are title and text.
         items: N items.
         chunk: most pairs given to it at once.
+
+    Example:
+        >>> items = [Item("i0", "a flat boat"), Item("i1", "the river bank")]
+        >>> judge = CallableJudge(lambda pairs: [len(set(a.split()) & set(b.split())) for a, b in pairs], items)
+        >>> judge.scorer([Query("q", "a boat")]).lists(np.array([[0, 1]])).tolist()
+        [[2.0, 0.0]]
     """
 
     def __init__(self, function: Function, items: Sequence[Item], chunk: int = CHUNK) -> None:
@@ -154,7 +162,10 @@ class _Asked:
         new = np.flatnonzero(np.isnan(scores))
         if new.size:
             scores[new] = self._asked(query_rows[new], item_rows[new])
-        self._pairs.append((query_rows, item_rows, scores))
+        good = np.isfinite(scores)
+        self._pairs.append((query_rows[good], item_rows[good], scores[good]))
+        if not good.all():  # the scorer refuses the others, and names them
+            self._keep()
         return scores
 
     def _asked(self, query_rows: Rows, item_rows: Rows) -> NDArray[Any]:
@@ -189,6 +200,12 @@ class MatrixJudge(Judge):
     Args:
         matrix: (Q, N).
         query_ids: ids of the Q queries; None: "0", "1", ...
+
+    Example:
+        >>> judge = MatrixJudge(np.array([[0.5, 2.0, 1.0]]), ["q"])
+        >>> scorer = judge.scorer([Query("q", "a boat")])
+        >>> scorer.lists(np.array([[2, 0]])).tolist(), scorer.calls.tolist()
+        ([[1.0, 0.5]], [2])
     """
 
     def __init__(self, matrix: NDArray[Any], query_ids: Sequence[str] | None = None) -> None:

@@ -30,6 +30,8 @@ from simzoo.retrieval.first_stages.first_stage import FirstStage
 from simzoo.retrieval.judge import SimilarityJudge
 from simzoo.retrieval.topk import Rows, Scores, top_columns
 
+__all__ = ["MineCandidates", "OfAll", "OfMined", "Teacher", "mine"]
+
 BLOCK = 256  # queries whose candidates a teacher scores at once
 
 LAYOUT = "with relevant items"

@@ -12,6 +12,8 @@ from typing import Any
 
 import httpx
 
+__all__ = ["Remote", "RemoteError"]
+
 RETRIED = (408, 425, 429, 500, 502, 503, 504)  # what may go away by itself
 LONGEST_WAIT = 30.0  # seconds between two attempts, whatever the server asks for
 MOST = 1 << 24  # bytes of an answer
@@ -29,7 +31,7 @@ class Remote:
     ``{"scores": [1.5, ...]}``, one finite number a pair, in their order: logits rather than probabilities, because
     least squares on squashed scores fits the squashing. A request that fails for want of a connection or time, or with
     a status that may go away (408, 425, 429, 5xx), is repeated, after twice the wait each time; ``Retry-After`` is
-    heeded up to 30 s.
+    heeded up to 30 s. A server that allows only so many requests a minute is spared the refusals by ``per_minute``.
 
     Attributes:
         url: http:// or https://; redirections are not followed.
@@ -38,6 +40,7 @@ class Remote:
         retries: repetitions of a request that failed.
         wait: seconds before the first repetition.
         token_variable: environment variable with a bearer token; the token itself is never written down.
+        per_minute: requests, repetitions included, that are sent in a minute at most, evenly; None: no limit.
     """
 
     url: str
@@ -46,13 +49,17 @@ class Remote:
     retries: int = 3
     wait: float = 0.5
     token_variable: str | None = None
+    per_minute: float | None = None
 
     def __post_init__(self) -> None:
         if not self.url.startswith(("http://", "https://")):
             raise ValueError(f"a remote scorer needs an address that begins with http:// or https://, got {self.url!r}")
         if self.batch < 1 or self.timeout <= 0 or self.retries < 0 or self.wait < 0:
             raise ValueError(f"a remote scorer needs a batch of at least 1, a timeout above 0 and no negatives: {self}")
+        if self.per_minute is not None and not self.per_minute > 0:
+            raise ValueError(f"per_minute is how many requests may be sent, more than 0 or None; got {self.per_minute}")
         self._client: httpx.Client | None = None
+        self._next = 0.0  # when the next request may be sent
 
     def __call__(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
         """Scores of pairs (query text, item text).
@@ -72,6 +79,7 @@ class Remote:
         wait, said = self.wait, ""
         for attempt in range(self.retries + 1):
             asked = 0.0
+            self._pace()
             try:
                 with self._client.stream("POST", self.url, json=message, headers=self._headers()) as answer:
                     body = self._read(answer)
@@ -88,6 +96,15 @@ class Remote:
                 time.sleep(min(LONGEST_WAIT, max(wait, asked)))
                 wait *= 2
         raise RemoteError(f"the scorer at {self.url} {said}; is it running, and does it take POST with pairs?")
+
+    def _pace(self) -> None:
+        """Waits until the next request may be sent."""
+        if self.per_minute is None:
+            return
+        now = time.monotonic()
+        if self._next > now:
+            time.sleep(self._next - now)
+        self._next = max(now, self._next) + 60 / self.per_minute
 
     def _headers(self) -> dict[str, str]:
         if self.token_variable is None:

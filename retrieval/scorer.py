@@ -15,6 +15,8 @@ from simzoo.retrieval.topk import Rows as Rows
 from simzoo.retrieval.topk import Running, top_columns, top_order
 from simzoo.retrieval.topk import Scores as Scores
 
+__all__ = ["ListScorer", "Scorer", "SimilarityScorer"]
+
 PAIRS = 65_536  # pairs scored at once
 PRODUCTS = 1 << 22  # inner products at once, which hold nothing but themselves
 EXTRA = 64  # items beyond the k-th that are looked at for ties

@@ -19,6 +19,8 @@ from simzoo.retrieval.finite import naming
 from simzoo.retrieval.scorer import Scorer
 from simzoo.retrieval.topk import NOTHING, Rows, Scores, padded, top_order
 
+__all__ = ["QUERIES", "Ranking", "Searcher", "Stopwatch", "check_batch"]
+
 QUERIES = "query representations"  # the step in which queries are encoded for the judge
 
 

@@ -29,6 +29,8 @@ def first_stages(searcher: Searcher) -> list[FirstStage]:
         part = waiting.pop()
         if isinstance(part, FirstStage):
             found[id(part)] = part
+        if isinstance(part, list | tuple):
+            waiting += part
         waiting += [value for _, value in _settings(part) if not isinstance(value, PLAIN)]
     return list(found.values())
 

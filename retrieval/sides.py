@@ -173,6 +173,10 @@ class StoredEmbedder(Embedder):
             scores = np.take_along_axis(np.where(out, -np.inf, scores), order, axis=1)
         return padded(rows, scores, k)
 
+    def near(self, vectors: Floats, k: int, removed: NDArray[np.bool_] | None = None) -> Rows:
+        """See `Embedder.near`."""
+        return self._segments.near(vectors, k, removed)[0]
+
 
 def similarity_side(given: Any) -> ModelSide | FunctionSide | None:
     """What an engine was given as its similarity.

@@ -1,48 +1,33 @@
-"""Searchers and their parts as JSON: a class's name and its arguments, read back by a table of our own classes."""
+"""Searchers and their parts as JSON: a class's name and its arguments, read back by the names of our own classes."""
 
 from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import fields, is_dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
+from simzoo.core.files import read_object, replacing
+from simzoo.core.locks import locked
 from simzoo.core.records import DataError, History, Query
+from simzoo.core.registry import choice, subclasses
+from simzoo.retrieval.searcher import Searcher
 
 SETTINGS = "settings.json"
 FORMAT = 1
+KEPT = ({"checkpoint", "sha256", "class"}, {"function"})  # what is said of a model
 MODELS = {"similarity": "similarity", "embedder": "embedder"}  # folders of models at hand
 
-PLACES = {
-    "first_stages.dense": ("Dense",),
-    "first_stages.lexical": ("BM25", "TFIDF"),
-    "first_stages.offered": ("AliasTable", "Given", "Random"),
-    "first_stages.vector_index": ("Auto", "Flat", "HNSW", "IVF", "IVFPQ"),
-    "searchers.adacur": ("AdaCUR",),
-    "searchers.axn": ("AXN",),
-    "searchers.cur": ("CUR",),
-    "searchers.exact": ("Exact", "Rerank", "Retrieve"),
-    "searchers.fixed_item": ("FixedItem",),
-    "searchers.graph_reranking": ("GAR", "LADR"),
-    "searchers.graph_search": ("GraphSearch", "RandomItems", "Retrieved"),
-    "searchers.item_cur": ("ItemCUR",),
-    "searchers.linear_search": ("LinearSearch",),
-    "searchers.solvers": ("LeastNorm", "Ridge"),
-    "searchers.tour": ("TourCE", "TourMSE"),
-    "searchers.mol.topk": ("BruteForce", "CombTopK", "ExactMoL", "TopKAvg", "TopKGate", "TopKPerEmbd"),
-    "searchers.pipeline": ("Pipeline", "Stage"),
-    "storage.graph": ("GraphConfig",),
-}
-"""Modules of `simzoo.retrieval` and the classes that a settings file may name: nothing else is looked up."""
 
-_MODULES = {name: module for module, names in PLACES.items() for name in names}
-
-
-def written(part: Any) -> Any:
+def written(part: Any, *bases: type) -> Any:
     """A searcher, or a part of one, as JSON.
+
+    Args:
+        part: what is written.
+        bases: what a class must be one of, so that `read` will take it.
 
     Raises:
         TypeError: a part is no class of this project, or was given something that a file cannot hold.
@@ -52,62 +37,89 @@ def written(part: Any) -> Any:
     if isinstance(part, Path):
         return {"path": str(part)}
     if isinstance(part, list | tuple):
-        return [written(one) for one in part]
-    name = type(part).__name__
-    if name not in _MODULES or type(part) is not _class(name):
+        return [written(one, *bases) for one in part]
+    kind = type(part)
+    name = kind.__name__
+    if _class(name, bases) is not kind:
         raise TypeError(
-            f"{type(part).__module__}.{name} cannot be written into an index; only these can: "
-            f"{', '.join(sorted(_MODULES))}"
+            f"{kind.__module__}.{name} cannot be written into an index; only these can: {', '.join(_choices(bases))}"
         )
     arguments = {}
-    for argument in _arguments(part):
+    for argument, named_by_hint in _parameters(kind).items():
         if not hasattr(part, argument):
             raise TypeError(f"{name} does not keep its argument {argument!r}, so it cannot be written into an index")
-        arguments[argument] = written(getattr(part, argument))
+        arguments[argument] = written(getattr(part, argument), *named_by_hint)
     return {"class": name, "arguments": arguments}
 
 
-def read(value: Any, path: Path) -> Any:
+def read(value: Any, path: Path, *bases: type) -> Any:
     """What `written` wrote.
 
     Args:
         value: JSON.
         path: of the file, for messages.
+        bases: what a class that is named must be one of. Names are looked up in `simzoo.core.registry`, and those of
+            the arguments by the hints of the constructor: nothing else is imported.
 
     Raises:
-        DataError: it names a class that is not in the table, or arguments that the class does not take.
+        DataError: it names another class, or arguments that the class does not take.
     """
     if isinstance(value, list):
-        return [read(one, path) for one in value]
+        return [read(one, path, *bases) for one in value]
     if not isinstance(value, dict):
         return value
     if value.keys() == {"path"} and isinstance(value["path"], str):
+        place = Path(value["path"]).resolve()
+        if not place.is_relative_to(path.parent.resolve()):
+            raise DataError(
+                f"names {place}, to be written to, which lies outside of the index; if you know it, hand over the "
+                "searcher: Engine.load(folder, search=...)",
+                path,
+            )
         return Path(value["path"])
     name, arguments = value.get("class"), value.get("arguments")
-    if not isinstance(name, str) or name not in _MODULES or not isinstance(arguments, dict):
-        raise DataError(f"names the class {name!r}; expected one of {', '.join(sorted(_MODULES))}", path)
+    kind = _class(name, bases) if isinstance(name, str) else None
+    if kind is None or not isinstance(arguments, dict):
+        raise DataError(f"names the class {name!r}; expected one of {', '.join(_choices(bases)) or 'none'}", path)
+    hints = _parameters(kind)
     try:
-        return _class(name)(**{key: read(one, path) for key, one in arguments.items()})
+        return kind(**{key: read(one, path, *hints.get(key, ())) for key, one in arguments.items()})
     except (TypeError, ValueError) as error:
         raise DataError(f"{name} cannot be made of its settings: {error}", path) from error
 
 
-def _class(name: str) -> Callable[..., Any]:
-    found: Callable[..., Any] = getattr(import_module(f"simzoo.retrieval.{_MODULES[name]}"), name)
-    return found
+def _choices(bases: Iterable[type]) -> list[str]:
+    return sorted({known.name for base in bases for known in subclasses(base.__name__)})
 
 
-def _arguments(part: Any) -> Iterator[str]:
-    if is_dataclass(part):
-        yield from (field.name for field in fields(part) if field.init)
-    else:
-        yield from list(inspect.signature(type(part).__init__).parameters)[1:]
+def _class(name: str, bases: Iterable[type]) -> type | None:
+    """The class of that name which is one of the bases or below one; None: there is none that a file may name."""
+    for base in bases:
+        known = choice(name, base.__name__)
+        found = None if known is None else getattr(import_module(known.module), name)
+        if isinstance(found, type) and issubclass(found, base) and not getattr(found, "calls_out", False):
+            return found
+    return None
 
 
-def written_or_name(searcher: Any) -> Any:
+def _parameters(kind: type) -> dict[str, tuple[type, ...]]:
+    """The parameters of a class's constructor, and the classes of this room that the hint of each names."""
+    hints = get_type_hints(getattr(kind, "__init__"))  # noqa: B009  mypy's rule
+    names = list(inspect.signature(kind).parameters)
+    return {name: tuple(_of_this_room(hints.get(name))) for name in names}
+
+
+def _of_this_room(hint: Any) -> Iterator[type]:
+    if isinstance(hint, type) and hint.__module__.startswith("simzoo.retrieval."):
+        yield hint
+    for inner in get_args(hint):
+        yield from _of_this_room(inner)
+
+
+def written_or_name(searcher: Searcher) -> Any:
     """Its settings; the name alone of a searcher of the user's own."""
     try:
-        return written(searcher)
+        return written(searcher, Searcher)
     except TypeError:
         return {"class": type(searcher).__name__}
 
@@ -120,17 +132,39 @@ def settings_of(folder: Path) -> dict[str, Any]:
     """
     path = folder / SETTINGS
     try:
-        found = json.loads(path.read_text())
-        if found["format"] != FORMAT:
-            raise DataError("was written by another version of simzoo; build the index anew", path)
-        missing = {"similarity", "embedder", "search", "index", "anchors"} - found.keys()
-        if missing:
-            raise DataError(f"lacks {', '.join(sorted(missing))}; build the index anew", path)
+        found = read_object(path, "build the index anew")
     except FileNotFoundError:
         raise DataError("holds no index; make one with Engine.add and Engine.save", folder) from None
-    except (KeyError, TypeError, json.JSONDecodeError) as error:
-        raise DataError(f"is damaged ({error!r}); build the index anew", path) from error
-    return dict(found)
+    if found.get("format") != FORMAT:
+        raise DataError("was written by another version of simzoo; build the index anew", path)
+    if missing := {*MODELS, "search", "index", "anchors"} - found.keys():
+        raise DataError(f"lacks {', '.join(sorted(missing))}; build the index anew", path)
+    for name in MODELS:
+        kept = found[name]
+        if not (kept is None or (isinstance(kept, dict) and kept.keys() in KEPT and all_texts(kept.values()))):
+            raise DataError(f"{name} is {kept!r:.80}, expected what was loaded; build the index anew", path)
+    if not isinstance(found["anchors"], list):
+        raise DataError(f"anchors is {found['anchors']!r:.80}, expected a list; build the index anew", path)
+    return found
+
+
+def all_texts(values: Iterable[object]) -> bool:
+    """Whether each is a text."""
+    return all(isinstance(value, str) for value in values)
+
+
+def rewrite_search(folder: Path, searcher: Any) -> None:
+    """Makes another searcher that of the index in a folder.
+
+    Raises:
+        DataError: there is no index.
+        InUse: another process writes to it.
+        TypeError: the searcher cannot be written.
+    """
+    with locked(folder):
+        changed = {**settings_of(folder), "search": written(searcher, Searcher)}
+        with replacing(folder / SETTINGS) as file:
+            file.write(json.dumps(changed, indent=1).encode())
 
 
 def named(folder: Path, name: str, kept: Mapping[str, str]) -> str | Path:
@@ -194,9 +228,11 @@ def query_of(value: Mapping[str, Any], path: Path) -> Query:
     """
     try:
         kind = {"Query": Query, "History": History}[value["class"]]
+        if not all_texts((value["id"], value["text"])):
+            raise TypeError("its id and text are no texts")
         arguments: dict[str, Any] = {
             key: tuple(one) if isinstance(one, list) else one for key, one in value.items() if key != "class"
         }
         return kind(**arguments)
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise DataError(f"holds an anchor that is no query ({error}); build the index anew", path) from error

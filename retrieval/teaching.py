@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from simzoo.core.files import replacing
+from simzoo.core.files import read_object, remove_scratch, replacing
+from simzoo.core.locks import locked
 from simzoo.core.progress import progress
 from simzoo.core.records import Collection, DataError
 from simzoo.models.similarity import LearnedSimilarity
@@ -40,6 +41,7 @@ def write_lessons(
 
     Raises:
         DataError: the folder holds records that were made otherwise.
+        InUse: another process teaches into the folder.
         ValueError: the collection has too few items.
     """
     if top + random + 1 > len(collection.items):
@@ -55,9 +57,21 @@ def write_lessons(
         "random": random,
         "seed": seed,
     }
-    _claim(folder / f"{name}.json", made_by)
+    with locked(folder):
+        _claim(folder / f"{name}.json", made_by)
+        remove_scratch(folder)
+        return _taught(teacher, collection, first_stage, folder / name, top, random, seed)
+
+
+def _taught(
+    teacher: LearnedSimilarity, collection: Collection, first_stage: FirstStage, start_of: Path, top: int, random: int,
+    seed: int,
+) -> list[Path]:  # fmt: skip
+    """The files, of which those that are missing are made; ``start_of`` is how their paths begin."""
     rows = [row for row in range(len(collection.queries)) if collection.relevant(row)]
-    blocks = {start: folder / f"{name}-{start:08d}.jsonl.gz" for start in range(0, len(rows), BLOCK)}
+    blocks = {
+        start: start_of.with_name(f"{start_of.name}-{start:08d}.jsonl.gz") for start in range(0, len(rows), BLOCK)
+    }
     missing = [start for start, path in blocks.items() if not path.exists()]
     if missing:
         judge = SimilarityJudge.of(teacher, collection.items)
@@ -74,7 +88,7 @@ def write_lessons(
 def _claim(path: Path, made_by: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists():
-        found = json.loads(path.read_text())
+        found = read_object(path, "remove it and begin again")
         differing = [key for key, value in made_by.items() if found.get(key) != value]
         if differing:
             raise DataError(f"was made with other {' and '.join(differing)}; choose another folder", path)

@@ -12,6 +12,7 @@ Traceback (most recent call last):
 AttributeError: there is no part of simzoo 'AXM'; did you mean AXN?
 """
 
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -87,12 +88,19 @@ def __getattr__(name: str) -> Any:
     classes = _classes()
     if name in classes:
         return getattr(import_module(classes[name]), name)
+    raise AttributeError(_unknown(name))
+
+
+# jsonargparse asks for the shortest import of every class of a command line: hundreds of times for the same few.
+@cache
+def _unknown(name: str) -> str:
     from simzoo.core.registry import nearest
 
     near = nearest(name, __dir__())
-    raise AttributeError(f"there is no part of simzoo {name!r}" + (f"; did you mean {near}?" if near else ""))
+    return f"there is no part of simzoo {name!r}" + (f"; did you mean {near}?" if near else "")
 
 
+@cache
 def _classes() -> dict[str, str]:
     """Module by name of the public classes that are found in the files of the rooms."""
     from simzoo.core.registry import subclasses

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from importlib import import_module
 
-from simzoo.core.interrupts import end_without_traceback
+from simzoo.core.interrupts import end_without_traceback, stopping
 from simzoo.core.startup import importing
 
 COMMANDS = {
@@ -61,9 +62,11 @@ def main(args: list[str] | None = None) -> None:
     if args is None and name == "train":
         end_without_traceback()
     try:
-        with importing():
-            called = import_module(module).main
-        called([*first, *rest])
+        # A training stops in its own way, and says which checkpoint to go on from.
+        with nullcontext() if name == "train" else stopping(["simzoo", name, *rest]):
+            with importing():
+                called = import_module(module).main
+            called([*first, *rest])
     except (FloatingPointError, ImportError, OSError, TypeError, ValueError) as error:
         sys.exit(f"error: {error}")
 

@@ -21,7 +21,9 @@ from lightning import Callback, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from safetensors.torch import save_file
 
+from simzoo.core.files import replacing
 from simzoo.core.hub import file_sha256
+from simzoo.core.interrupts import stopping
 from simzoo.core.records import Item, Query
 from simzoo.core.reps import Ragged, Reps
 from simzoo.models.cross_encoder import CrossEncoder
@@ -33,7 +35,7 @@ from simzoo.retrieval.engine import Engine
 from simzoo.retrieval.first_stages.lexical import BM25
 from simzoo.retrieval.hub import commands
 from simzoo.retrieval.scorer import Scorer
-from simzoo.retrieval.storage import graph
+from simzoo.retrieval.storage import graph, score_matrix, segments, texts
 from simzoo.retrieval.storage.representations import RepresentationStore
 from simzoo.retrieval.storage.score_matrix import build_matrix
 from simzoo.train import Release, main
@@ -200,6 +202,9 @@ def signalled(name: str, when: str, number: str, how_often: str) -> None:
         def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
             self.send(str(trainer.global_step))
 
+        def on_train_epoch_start(self, trainer: Trainer, pl_module: Any) -> None:
+            self.send(f"epoch {trainer.current_epoch}")
+
         def on_validation_start(self, trainer: Trainer, pl_module: Any) -> None:
             self.send("validation")
 
@@ -228,6 +233,22 @@ def fit(name: str, epochs: str, *options: str) -> None:
     args = [*overlay(recipe, Path(name)), *changed, *options]
     sys.orig_argv[:] = ["python", "train.py", *args]
     main(args)
+
+
+def stopped(name: str, work: str) -> None:
+    """A kind of work as a command runs it, which waits for a signal once it has begun to write."""
+    folder = Path(name)
+
+    def pausing(path: Path) -> Any:
+        if path.suffix in (".npy", ".gz") or path.name == "generation.json":
+            (folder / "begun").touch()
+            time.sleep(60)
+        return replacing(path)
+
+    for module in (score_matrix, teaching, segments, texts):
+        module.replacing = pausing  # type: ignore[attr-defined]
+    with stopping(["simzoo", "evaluate", "a b"]):
+        globals()[work](name)
 
 
 def _done(folder: Path, **arrays: np.ndarray) -> None:

@@ -1,4 +1,8 @@
-"""Processes that can be killed at any moment without harm to the test: forked from one that has imported everything."""
+"""What ends a program: kill -9 at any moment or write, a full disk. Processes that may end so are forked.
+
+`in_child` and `killed_at` fork from the test itself; `Forks` from a process that has imported everything, which may
+start several at once, kill them when it likes, and train in them.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +12,12 @@ import random
 import signal
 import subprocess
 import sys
+import traceback
+from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Self
 
 import pytest
 
@@ -22,6 +29,59 @@ KILLS = int(os.environ.get("SIMZOO_FAULTS") or 0)
 """How many; 0: the short form, one of each kind in `SHORT`."""
 
 SHORT = ("train", "store", "add")
+
+WRITES = ("replace", "fsync", "unlink", "rename", "rmdir")
+"""Of the module os: each is a step that a kill can follow."""
+
+
+def forked(work: Callable[[], object]) -> int:
+    """The id of a forked process that does ``work``; its status is 0, 1 after an exception, or that of SystemExit."""
+    pid = os.fork()
+    if pid:
+        return pid
+    status = 1
+    try:
+        work()
+        status = 0
+    except SystemExit as end:
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def in_child(work: Callable[[], object]) -> int:
+    """Runs ``work`` in a forked process; its exit status, negative for a signal (-9: killed, -7: bus error)."""
+    return os.waitstatus_to_exitcode(os.waitpid(forked(work), 0)[1])
+
+
+def killed_at(step: int, work: Callable[[], object]) -> bool:
+    """Runs ``work`` in another process, which is killed after ``step`` steps of writing; False: it ended before."""
+    left = step
+
+    def counting(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            nonlocal left
+            if left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            left -= 1
+            return real(*args, **options)
+
+        return call
+
+    def counted() -> None:
+        for name in WRITES:
+            setattr(os, name, counting(getattr(os, name)))
+        work()
+
+    status = in_child(counted)
+    assert status in (0, -signal.SIGKILL), f"the child failed with {status}"
+    return status != 0
 
 
 def kinds(*work: str) -> list[str]:
@@ -106,21 +166,27 @@ class Run:
 
 
 class SmallDisk:
-    """A file system in memory of so many bytes."""
+    """A file system in memory of so many bytes (``12k``), where this system lets us mount one; gone behind ``with``."""
 
-    def __init__(self, folder: Path, size: int) -> None:
+    def __init__(self, folder: Path, size: str) -> None:
         self.folder = folder
         folder.mkdir()
         self._mount("-t", "tmpfs", "-o", f"size={size}", "tmpfs")
 
-    def grow(self) -> None:
+    def grow(self, size: str = "256m") -> None:
         """Makes room, as who reads the message would."""
-        self._mount("-o", "remount,size=256m")
+        self._mount("-o", f"remount,size={size}")
 
     def _mount(self, *words: str) -> None:
         done = subprocess.run(["mount", *words, str(self.folder)], capture_output=True, text=True)
         if done.returncode:
             pytest.skip(f"needs the right to mount a tmpfs: {done.stderr.strip()}")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        subprocess.run(["umount", "-l", str(self.folder)], check=True)
 
 
 def outcome(folder: Path) -> dict[str, bytes]:
@@ -140,34 +206,17 @@ def serve() -> None:
         if "wait" in asked:
             print(os.waitstatus_to_exitcode(os.waitpid(asked["wait"], 0)[1]), file=answers, flush=True)
             continue
-        pid = os.fork()
-        if pid == 0:
-            _call(asked)
-        print(pid, file=answers, flush=True)
+        print(forked(partial(_call, asked)), file=answers, flush=True)
 
 
 def _call(asked: dict[str, Any]) -> None:
-    """In the forked process: calls, and ends without the rest of the server."""
-    status = 1
+    """In the forked process: its words go into a file, and errors are told as the command line tells them."""
+    descriptor = os.open(asked["output"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    for stream in (1, 2):
+        os.dup2(descriptor, stream)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    module, name = asked["start"].split(":")
     try:
-        descriptor = os.open(asked["output"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-        for stream in (1, 2):
-            os.dup2(descriptor, stream)
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        module, name = asked["start"].split(":")
         getattr(import_module(module), name)(*asked["args"])
-        status = 0
-    except SystemExit as end:
-        if isinstance(end.code, str):
-            print(end.code, file=sys.stderr)
-        status = end.code if isinstance(end.code, int) else int(end.code is not None)
-    except (FloatingPointError, OSError, TypeError, ValueError) as error:  # as the command line does
-        print(f"error: {error}", file=sys.stderr)
-    except BaseException:
-        import traceback
-
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
+    except (FloatingPointError, OSError, TypeError, ValueError) as error:
+        raise SystemExit(f"error: {error}") from error

@@ -19,6 +19,7 @@ from simzoo.retrieval.searchers.axn import AXN
 from simzoo.retrieval.searchers.cur import CUR
 from simzoo.retrieval.searchers.exact import Exact
 from simzoo.retrieval.searchers.fixed_item import FixedItem
+from simzoo.retrieval.searchers.item_cur import ItemCUR
 from simzoo.retrieval.searchers.tour import TourCE, TourMSE
 from tests.test_searchers import MATRIX, VECTORS, Floats, Known, Vectors, names, run, searchers, task_of
 
@@ -110,6 +111,30 @@ def test_a_scorer_that_raises_is_not_asked_again_for_what_it_gave(searcher: Sear
     assert len(paid) == len(set(paid)) == found.calls.sum() == 12 * 60
 
 
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_score_that_is_not_finite_costs_its_own_pair_alone(bad: float) -> None:
+    """The finite scores of its chunk were thrown away, and paid for again."""
+    paid: list[tuple[str, str]] = []
+    broken = [("query 3", "7"), ("query 3", "9")]
+
+    def function(pairs: list[tuple[str, str]]) -> list[float]:
+        paid.extend(pairs)
+        return [bad if pair in broken else float(MATRIX[int(pair[0].split()[-1]), int(pair[1])]) for pair in pairs]
+
+    items = [Item(f"{row}", f"{row}") for row in range(60)]
+    asked = [Query(f"{row}", f"query {row}") for row in range(6)]
+    searcher = Exact()
+    searcher.index(Corpus(items, CallableJudge(function, items, chunk=16)))
+    with pytest.raises(FloatingPointError, match=r"2 of 16 scores .* query '3', item '7'"):
+        searcher.search(asked, 5)
+    before, wrong = set(paid), set(broken)
+    broken.clear()
+    found = searcher.search(asked, 5)
+    twice = {pair for pair in paid if paid.count(pair) > 1}
+    assert wrong <= before and twice == wrong and len(set(paid)) == 6 * 60
+    np.testing.assert_array_equal(found.items, np.argsort(-MATRIX[:6, :60], axis=1, kind="stable")[:, :5])
+
+
 @ONE
 @pytest.mark.parametrize("value", [0.0, -3.5, 1e30])
 def test_constant_scores_come_by_row(searcher: Searcher, value: float) -> None:
@@ -147,3 +172,31 @@ def test_a_query_without_words_is_searched() -> None:
         assert (found.calls == 13).all() and (found.items >= 0).all()
         for row, items in enumerate(found.items):
             np.testing.assert_array_equal(found.scores[row], MATRIX[row, items])
+
+
+@pytest.mark.parametrize(("searcher", "name"), [(CUR, "anchor_queries"), (ItemCUR, "index_items")])
+def test_messages_name_the_argument_that_there_is(searcher: type[CUR], name: str) -> None:
+    """ITEMCUR has no anchor queries: who is told to change them looks for an argument that is not there."""
+    with pytest.raises(ValueError, match=f"{name} must be at least 1"):
+        searcher(10, 0, 5)
+    with pytest.warns(UserWarning, match=f"{name} = anchor_items = 5"):
+        searcher(10, 5, 5)
+
+
+def test_vectors_of_other_items_are_refused() -> None:
+    """Row 7 of one item set is another item than row 7 of the other."""
+    few = Vectors(VECTORS._queries, VECTORS.items)
+    few.index(Corpus([Item(f"{row}", "x") for row in range(50)], Known(MATRIX[:, :50])))
+    with pytest.raises(ValueError, match="the embedder is over 50 items, but the corpus has 60"):
+        Corpus([Item(f"{row}", "x") for row in range(60)], Known(MATRIX), few.embedder)
+    with pytest.raises(ValueError, match="the judge is over 50 items"):
+        Corpus([Item(f"{row}", "x") for row in range(60)], Known(MATRIX[:, :50]))
+
+
+@ONE
+def test_fewer_items_than_the_budget(searcher: Searcher) -> None:
+    """All are scored, once each, and the ranking is the exact one."""
+    exact = run(Exact(), task_of(MATRIX[:, :20], 12), 5)
+    found = run(searcher, task_of(MATRIX[:, :20], 12), 5)
+    np.testing.assert_array_equal(found.items, exact.items)
+    assert (found.calls == 20).all()

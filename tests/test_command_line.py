@@ -212,7 +212,7 @@ def test_a_recipe_that_is_printed_is_one_that_is_taken(tmp_path: Path, capsys: p
 @pytest.mark.parametrize("value", ["http://127.0.0.1:9/evil.ckpt", "file:///tmp/evil.ckpt", "s3://bucket/evil.ckpt"])
 def test_a_training_checkpoint_is_no_address(value: str, tmp_path: Path) -> None:
     """Lightning unpickles what it fetches from an address."""
-    (tmp_path / "evil.yaml").write_text(Path(RECIPE).read_text() + f"ckpt_path: {value}\n")
+    (tmp_path / "evil.yaml").write_text(f"base: {RECIPE}\nckpt_path: {value}\n")
     with pytest.raises(ValueError, match=r"this machine's disks only"):
         train.main(["fit", "--config", str(tmp_path / "evil.yaml")])
 

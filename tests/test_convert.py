@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from simzoo.core.hub import file_sha256, problems
 from simzoo.core.records import DataError
 from simzoo.models.dual_encoder import DualEncoder
 from simzoo.models.formats import load, save
-from simzoo.retrieval.hub.commands import convert
+from simzoo.retrieval.hub.commands import convert, pull
 
 ROOT = Path(__file__).parents[1]
 
@@ -51,3 +52,23 @@ def test_a_checkpoint_is_not_converted_onto_itself(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="another folder"):
         convert(str(tmp_path / "own"), tmp_path / "x" / ".." / "own")
     assert json.loads((tmp_path / "own" / "config.json").read_text()) == before
+
+
+@pytest.mark.parametrize("verb", [convert, lambda source, output: pull(source, output)])
+def test_the_output_is_looked_at_before_the_work(verb: Callable[[str, Path], object], tmp_path: Path) -> None:
+    """A download of an hour, or a conversion, ended at a file that was in the way."""
+    (tmp_path / "file").write_text("precious")
+    with pytest.raises(DataError, match="is a file, so no folder can be made of it"):
+        verb("org/nowhere", tmp_path / "file" / "below")
+    assert (tmp_path / "file").read_text() == "precious"
+
+
+@pytest.mark.parametrize("verb", [convert, lambda source, output: pull(source, output)])
+def test_nothing_is_written_through_links_of_the_output(verb: Callable[[str, Path], object], tmp_path: Path) -> None:
+    """A copy onto a link replaces what it leads to."""
+    (tmp_path / "precious").write_text("precious")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "config.json").symlink_to(tmp_path / "precious")
+    with pytest.raises(ValueError, match="is a link that leads out of its folder"):
+        verb(str(ROOT / "checkpoints" / "ml-100k-sasrec"), tmp_path / "out")
+    assert (tmp_path / "precious").read_text() == "precious"

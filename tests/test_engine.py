@@ -19,17 +19,16 @@ from simzoo.models.cmc import CMC
 from simzoo.models.cross_encoder import CrossEncoder
 from simzoo.models.dual_encoder import DualEncoder
 from simzoo.retrieval.engine import Engine
+from simzoo.retrieval.first_stages import lexical
 from simzoo.retrieval.first_stages.dense import Dense
-from simzoo.retrieval.first_stages.lexical import BM25
+from simzoo.retrieval.first_stages.lexical import BM25, text_of
 from simzoo.retrieval.first_stages.vector_index import HNSW, IVF, IVFPQ, Flat
 from simzoo.retrieval.remote import Remote
-from simzoo.retrieval.searcher import Searcher
 from simzoo.retrieval.searchers.axn import AXN
 from simzoo.retrieval.searchers.cur import CUR
 from simzoo.retrieval.searchers.exact import Exact, Rerank, Retrieve
 from simzoo.retrieval.searchers.graph_search import GraphSearch, RandomItems
-from simzoo.retrieval.stored_settings import PLACES, read, written
-from tests.killed import killed_at
+from tests.forks import killed_at
 from tests.test_remote import Server, server  # noqa: F401
 from tests.toy import toy_collection
 
@@ -184,7 +183,7 @@ def test_a_dual_encoder_alone_keeps_one_set_of_vectors(tmp_path: Path) -> None:
     engine = Engine(DualEncoder.tiny().eval(), folder=tmp_path)
     engine.add(ITEMS)
     engine.search(QUERIES[0])
-    assert set(engine._opened.columns.generation.columns) == {"texts", "vectors"}  # type: ignore[union-attr]
+    assert set(engine._items.opened.columns.generation.columns) == {"texts", "vectors"}
     assert shown(Engine.load(tmp_path)) == shown(engine)
 
 
@@ -332,33 +331,6 @@ def test_a_settings_file_names_nothing_of_somebody_else(tmp_path: Path) -> None:
         Engine.load(tmp_path / "index", overlap)
 
 
-def test_every_searcher_is_written_and_read_back() -> None:
-    """A new searcher that is not in the table could be used, but its index not be opened."""
-    import simzoo.retrieval.searchers as room
-
-    for path in Path(room.__path__[0]).rglob("*.py"):
-        module = ".".join(path.relative_to(Path(room.__path__[0]).parent).with_suffix("").parts)
-        __import__(f"simzoo.retrieval.{module}")
-    waiting, found = [Searcher], set()
-    while waiting:
-        for kind in waiting.pop().__subclasses__():
-            waiting.append(kind)
-            if kind.__module__.startswith("simzoo.") and not kind.__abstractmethods__ and kind.__name__[0] != "_":
-                found.add(kind)
-    listed = {name for names in PLACES.values() for name in names}
-    assert {kind.__name__ for kind in found} <= listed
-    for kind in found:
-        searcher = kind.tiny(Dense(), 20)
-        again = read(json.loads(json.dumps(written(searcher))), Path("x"))
-        assert type(again) is kind and written(again) == written(searcher)
-
-    class Mine(Exact):
-        pass
-
-    with pytest.raises(TypeError, match="Mine cannot be written into an index"):
-        written(Mine())
-
-
 def test_anchors_of_every_kind_come_back(tmp_path: Path) -> None:
     """A history without its items is a text."""
     anchors = [Query("a", "boat river", (0, 4), "boat"), History.of("u", ["i1", "i2"], [1, 2]), "plain"]
@@ -366,6 +338,65 @@ def test_anchors_of_every_kind_come_back(tmp_path: Path) -> None:
     engine.add(ITEMS)
     assert Engine.load(tmp_path, overlap).anchors == engine.anchors
     assert engine.anchors[:2] == anchors[:2]
+
+
+def test_anchors_can_be_set_later(tmp_path: Path) -> None:
+    """Anchors that nobody stores are gone at the next opening, and CUR with them; the item embeddings must be anew."""
+    engine = Engine(overlap, embed, SEARCHERS["CUR"](), folder=tmp_path / "a")
+    engine.add(ITEMS)
+    with pytest.raises(ValueError, match="anchor_queries = 8, but "):
+        engine.search(QUERIES[0], 5)
+    engine.set_anchors(ANCHORS)
+    whole = Engine(overlap, embed, SEARCHERS["CUR"](), anchors=ANCHORS)
+    whole.add(ITEMS)
+    assert shown(engine) == shown(whole)
+    assert shown(Engine.load(tmp_path / "a", overlap, embed)) == shown(whole)
+    again = Engine(overlap, embed, SEARCHERS["CUR"](), folder=tmp_path / "a")
+    assert again.anchors == whole.anchors and shown(again) == shown(whole)
+    other = [f"{ANCHORS[0]} {number}" for number in range(8)]
+    engine.set_anchors(other)
+    whole = Engine(overlap, embed, SEARCHERS["CUR"](), anchors=other)
+    whole.add(ITEMS)
+    assert shown(engine) == shown(whole) == shown(Engine.load(tmp_path / "a", overlap, embed))
+    with locked(tmp_path / "a"), pytest.raises(InUse, match="being written by process"):
+        engine.set_anchors(ANCHORS)
+    assert engine.anchors == whole.anchors
+    with pytest.raises(TypeError, match="anchor 0 is 3"):
+        engine.set_anchors([3])  # type: ignore[list-item]
+
+
+def test_bm25_is_kept_beside_the_items(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading and indexing a million texts at every opening; and weights of items that were added since."""
+    engine = Engine(None, search=Retrieve(BM25()), folder=tmp_path)
+    engine.add(ITEMS[:40])
+    first = shown(engine)
+    read: list[int] = []
+    monkeypatch.setattr(lexical, "text_of", lambda item: read.append(1) or text_of(item))
+    assert shown(Engine.load(tmp_path)) == first and not read
+    engine.remove(["i3"])
+    left = shown(Engine.load(tmp_path))
+    assert not read and not any("i3" in [name for name, _ in hits] for hits in left)
+    for path in tmp_path.rglob("made-*/*.npy"):
+        path.write_bytes(b"x" * path.stat().st_size)
+    assert shown(Engine.load(tmp_path)) == left and len(read) == 40
+    engine.refresh()
+    engine.add(ITEMS[40:])
+    read.clear()
+    assert shown(engine) == shown(Engine.load(tmp_path)) and len(read) == 60
+    engine.compact()
+    whole = Engine(None, search=Retrieve(BM25()))
+    whole.add([item for item in ITEMS if item.id != "i3"])
+    assert shown(engine) == shown(whole)
+    assert len(list(tmp_path.rglob("made-*"))) == 1
+
+
+def test_a_reader_without_the_right_to_write_uses_bm25(tmp_path: Path) -> None:
+    """A search must not fail because its index cannot be kept."""
+    engine = Engine(None, search=Retrieve(BM25()), folder=tmp_path)
+    engine.add(ITEMS)
+    with locked(tmp_path):
+        found = shown(engine)
+    assert found == shown(Engine.load(tmp_path))
 
 
 def test_two_engines_on_one_folder(tmp_path: Path) -> None:
@@ -388,10 +419,11 @@ def test_two_engines_on_one_folder(tmp_path: Path) -> None:
 
 
 def changes(path: Path) -> None:
-    engine = Engine(overlap, embed, Exact(), folder=path / "work")
+    engine = Engine(overlap, embed, Rerank(BM25(), 10), folder=path / "work")
     engine.add(ITEMS[:30])
     engine.update([("i3", "new text")])
     engine.save(path / "index")
+    engine.search(QUERIES[0], 3)
     engine.remove(["i4"])
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from simzoo.retrieval.first_stages import segmented_index
 from simzoo.retrieval.first_stages.vector_index import IVF, Auto, FaissKind, Flat
 from simzoo.retrieval.index_folder import IndexFolder, Opened
 from simzoo.retrieval.storage import texts
-from tests.killed import in_child, killed_at, small_disk
+from tests.forks import SmallDisk, forked, in_child, killed_at
 
 Block = tuple[Sequence[Item], None]
 ITEMS = [Item(f"id {i}", "boat " * (i % 4) + f"Wörter 船 {i}", "" if i % 3 else f"title {i}") for i in range(90)]
@@ -215,9 +214,7 @@ def test_readers_go_on_beside_a_writer(tmp_path: Path) -> None:
             folder.add(blocks(NEW[:20]), represent, update=True)
             folder.compact()
 
-    writer = os.fork()
-    if not writer:
-        os._exit(in_child(write))
+    writer = forked(write)
     opened = 0
     while os.waitpid(writer, os.WNOHANG) == (0, 0):
         found = shown(folder.read())
@@ -271,8 +268,8 @@ def test_ids_that_do_not_fit_are_refused(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_a_full_disk_is_an_error_and_keeps_the_old_index(tmp_path: Path) -> None:
     """Bus errors, and an index that is half the new one."""
-    with small_disk(tmp_path / "disk", "400k") as disk:
-        folder = folder_of(disk / "index")
+    with SmallDisk(tmp_path / "disk", "400k") as disk:
+        folder = folder_of(disk.folder / "index")
         folder.add(blocks(ITEMS[:50]), represent)
         long = [Item(f"long {i}", f"{i} " + "boat " * 2000) for i in range(80)]
 
@@ -282,7 +279,7 @@ def test_a_full_disk_is_an_error_and_keeps_the_old_index(tmp_path: Path) -> None
 
         assert in_child(refused) == 0
         assert shown(folder.read()) == expected(ITEMS[:50])
-        subprocess.run(["mount", "-o", "remount,size=8m", str(disk)], check=True)
+        disk.grow()
         folder.add(blocks(long), represent)
         assert shown(folder.read()) == expected(ITEMS[:50] + long)
 

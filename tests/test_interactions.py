@@ -18,6 +18,7 @@ from simzoo.datamodules.readers.interactions import (
     FEW_ITEMS,
     FEW_USERS,
     NO_ACTION,
+    NO_USER,
     REPEATED,
     REPEATED_ITEM,
     Layout,
@@ -175,6 +176,32 @@ def test_leave_one_out_by_hand(tmp_path: Path) -> None:
     assert shown["dev"] == [("p", "abc", "d"), ("q", "c", "a"), ("s", "da", "c")]
     assert shown["test"] == [("p", "abcd", "e"), ("q", "ca", "b"), ("s", "dac", "b")]
     assert leave_one_out(kept, "train").notes == {FEW_USERS: 1, NO_NEXT: 1}
+
+
+def test_without_holding_out_all_but_the_last_action_is_trained_on(tmp_path: Path) -> None:
+    """A comparison with figures of RAILS's authors in which we train on one action less per user is none."""
+    path = write(tmp_path, {"p": "abcde", "q": "cab"})
+    source = NextItems(path, "sasrec", min_actions=3, hold_out=False)
+    shown = {}
+    for split in ("train", "dev", "test"):
+        [found] = source.collections(split)  # type: ignore[arg-type]
+        shown[split] = [
+            ("".join(query.items), found.items[found.relevant(row)[0]].id)
+            for row, query in enumerate(found.queries)
+            if isinstance(query, History)
+        ]
+    assert shown["train"] == [("abc", "d"), ("c", "a")]
+    assert shown["dev"] == shown["test"] == [("abcd", "e"), ("ca", "b")]
+
+
+def test_items_of_dropped_users_leave_the_catalogue_on_request(tmp_path: Path) -> None:
+    """Negatives that nobody can have chosen make ranks look better; an old row makes an item another one."""
+    path = write(tmp_path, {"r": "xz", "p": "abc", "q": "cab", "s": "yx"})
+    assert NextItems(path, "sasrec", min_actions=3).item_ids == ["x", "z", "a", "b", "c", "y"]
+    fewer = NextItems(path, "sasrec", min_actions=3, unused_items=False).interactions
+    assert fewer.item_ids == ["a", "b", "c"]
+    assert told(fewer) == {"p": ["a", "b", "c"], "q": ["c", "a", "b"]}
+    assert fewer.notes == {FEW_USERS: 2, NO_USER: 3}
 
 
 def test_rare_items_and_users_are_dropped_and_counted(tmp_path: Path) -> None:

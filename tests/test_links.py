@@ -15,7 +15,7 @@ from simzoo.models.parts.backbone import BackboneConfig
 from simzoo.models.parts.tiny import tiny_backbone
 from simzoo.models.parts.tokenizing import TokenConfig
 from simzoo.retrieval.hub import commands as hub
-from simzoo.retrieval.hub.push import plan_push
+from simzoo.retrieval.hub.push import _index, plan_push
 
 REFUSED = "is a link that leads out of its folder"
 
@@ -138,3 +138,11 @@ def test_blobs_that_are_a_link_are_outside(checkpoint: Path, precious: Path, tmp
     with pytest.raises(ValueError, match=REFUSED):
         load(snapshot)
     assert precious.is_file()
+
+
+def test_an_index_with_a_link_is_not_published(tmp_path: Path, precious: Path) -> None:
+    """A file of the sender's home would be on the Hub, under the name of an index."""
+    (tmp_path / "index").mkdir()
+    (tmp_path / "index" / "graph.npy").symlink_to(precious)
+    with pytest.raises(ValueError, match=r"graph\.npy is a link that leads out of its folder"):
+        _index(tmp_path / "index")

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from torch.utils.data import DataLoader
 
 from simzoo.core import progress as shown
 from simzoo.core.heartbeat import Heartbeat
+from simzoo.models.formats import load
 
 ROOT = Path(__file__).parents[1]
 EVIL = "[/b] [red]x[/red] \x1b[31m \ud800"
@@ -173,6 +175,13 @@ def test_training_is_quiet_for_a_minute_and_beside_a_bar(
     assert "epoch 1, step" not in capsys.readouterr().err
     fit(tmp_path / "c", Line(), enable_progress_bar=False)
     assert "epoch 1, step" in capsys.readouterr().err
+
+
+def test_a_users_program_loads_without_a_warning() -> None:
+    """README's first ten lines began with a FutureWarning about a name that the user never wrote."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FutureWarning)
+        load(str(ROOT / "checkpoints" / "wordnet-de"))
 
 
 def test_our_programs_load_without_noise() -> None:

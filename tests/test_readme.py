@@ -1,7 +1,8 @@
 """README and docs are run: Python blocks are executed, command lines meet the real parsers, links lead somewhere.
 
-A fenced block is executed when it is tagged `python` (README only) or `bash run`. A command line in a block tagged
-`bash`, or indented by four spaces, is checked without running it: its targets, files and options must exist.
+A fenced block is executed when it is tagged `python` (README only), `python run` or `bash run`. A command line in a
+block tagged `bash`, indented by four spaces, or in a sentence, is checked without running it: its targets, files and
+options must exist.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
 DOCUMENTS = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
+INLINE = re.compile(r"`((?:\.venv/bin/)?(?:python3?|make|pip|simzoo) [^`]+)`")
 INDENTED = re.compile(r"^    (?=(?:\.venv/bin/)?(?:python3?|make|pip|simzoo) )", re.MULTILINE)
 # Commands of other programs, which are taken on trust.
 TRUSTED = {"apt-get", "cd", "export", "git", "pre-commit", "ruff"}
@@ -45,7 +47,7 @@ class Block(NamedTuple):
 
 
 def blocks(path: Path) -> list[Block]:
-    """The fenced blocks of a document; an indented command line counts as a `bash` block of its own."""
+    """The fenced blocks of a document; an indented command line, or one in a sentence, is a `bash` block of its own."""
     text = path.read_text(encoding="utf-8")
     found = [
         Block(path, text.count("\n", 0, m.start()) + 1, m["info"].strip(), m["body"]) for m in FENCE.finditer(text)
@@ -54,11 +56,13 @@ def blocks(path: Path) -> list[Block]:
     for match in INDENTED.finditer(blank):
         line = blank.count("\n", 0, match.start())
         found.append(Block(path, line, "bash", blank.splitlines()[line].strip() + "\n"))
+    for match in INLINE.finditer(blank):
+        found.append(Block(path, blank.count("\n", 0, match.start()), "bash", " ".join(match[1].split()) + "\n"))
     return found
 
 
 BLOCKS = [block for path in DOCUMENTS if path.exists() for block in blocks(path)]
-PYTHON = [block for block in BLOCKS if block.path == README and block.info == "python"]
+PYTHON = [block for block in BLOCKS if block.info == "python run" or (block.path == README and block.info == "python")]
 RUN = [block for block in BLOCKS if block.info == "bash run"]
 BASH = [block for block in BLOCKS if block.info in {"bash", "bash run"}]
 
@@ -102,7 +106,7 @@ def _help(*words: str) -> str:
 
 
 def _check_make(words: list[str]) -> None:
-    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     unknown = {word for word in words if "=" not in word and not word.startswith("-")} - targets
     assert not unknown, f"the Makefile has no target {sorted(unknown)}; it has {sorted(targets)}"
 
@@ -118,8 +122,9 @@ def _check_pip(words: list[str]) -> None:
 
 
 def _check_parser(script: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Has the command line parsed by the script itself, which prints the configuration and stops."""
-    monkeypatch.setattr(sys, "argv", [script, *arguments, "--print_config"])
+    """Has the command line parsed by the script itself, which prints the configuration, or help, and stops."""
+    asked = any(word.endswith(".help") for word in arguments)
+    monkeypatch.setattr(sys, "argv", [script, *arguments, *([] if asked else ["--print_config"])])
     monkeypatch.syspath_prepend(ROOT)
     with pytest.raises(SystemExit) as stop:
         runpy.run_path(str(ROOT / script), run_name="__main__")

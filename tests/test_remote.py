@@ -131,3 +131,25 @@ def test_tokens_come_from_the_environment(server: Server, monkeypatch: pytest.Mo
     monkeypatch.setenv("SCORER_TOKEN", "secret")
     remote(PAIRS)
     assert server.asked[-1]["token"] == "Bearer secret" and "secret" not in repr(remote)
+
+
+def test_a_rate_is_kept(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A limit that is run into costs refusals, and with some servers the account; repetitions count as well."""
+    now, sent = [100.0], list[float]()
+    monkeypatch.setattr("simzoo.retrieval.remote.time.monotonic", lambda: now[0])
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    monkeypatch.setattr("simzoo.retrieval.remote.time.sleep", sleep)
+    remote = Remote(server.url, batch=4, per_minute=30, wait=0.0)
+    posted = remote._headers
+    monkeypatch.setattr(remote, "_headers", lambda: sent.append(now[0]) or posted())
+    server.failures = [None, 503]
+    assert remote(PAIRS) == LENGTHS
+    assert sent == [100.0, 102.0, 104.0, 106.0]
+    now[0] += 60
+    remote(PAIRS[:1])
+    assert sent[-1] == now[0]  # what was not used does not add up to a burst, nor to a wait
+    with pytest.raises(ValueError, match="per_minute is how many"):
+        Remote(server.url, per_minute=0)

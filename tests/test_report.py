@@ -14,8 +14,10 @@ import numpy as np
 import pytest
 
 from simzoo.core.records import Collection, Item, Query
-from simzoo.retrieval.results import report
-from simzoo.retrieval.results.report import Curves, Example, RunReport, size, write_report
+from simzoo.retrieval.results import curves
+from simzoo.retrieval.results.curves import Curves
+from simzoo.retrieval.results.examples import Example
+from simzoo.retrieval.results.report import RunReport, size, write_report
 from simzoo.retrieval.searcher import Ranking
 from tests.test_run_files import description
 
@@ -238,9 +240,9 @@ def test_curves(tmp_path: Path) -> None:
 
 def test_without_matplotlib_the_numbers_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pictures are an extra: without it hours of search ended in an ImportError before the report was written."""
-    assert not hasattr(report, "matplotlib")
+    assert not hasattr(curves, "matplotlib")
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.setattr(report, "find_spec", lambda name: None)
+    monkeypatch.setattr(curves, "find_spec", lambda name: None)
     page = write(tmp_path, [run("a")])
     assert "Pictures need matplotlib: pip install 'simzoo[plots]'." in page.text and "0.3123" in page.text
 

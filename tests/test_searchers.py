@@ -268,6 +268,30 @@ def test_cur_recovers_a_low_rank_matrix() -> None:
     assert sum(len(task.judge.asked[row]) for row in range(20, 40)) == 15 * 200
 
 
+def test_cur_looks_at_its_pool_alone() -> None:
+    """Of millions of items a pool is looked at: of all items it changes nothing, a small one gives nothing else."""
+    matrix, vectors = problem(6, 40, 200, 4, 0.1)
+
+    def cur(**pool: Any) -> CUR:
+        return CUR(20, anchor_queries=15, anchor_items=10, **pool)
+
+    whole = run(cur(), task_of(matrix, 20), 10)
+    task = task_of(matrix, 20)
+    found = run(cur(first_stage=vectors, pool=200), task, 10)
+    np.testing.assert_array_equal(found.items, whole.items)
+    task = task_of(matrix, 20)
+    searcher = cur(first_stage=vectors, pool=25)
+    run(searcher, task, 10)
+    allowed, _ = vectors.search(task.queries, 25)
+    for row in range(20):
+        assert set(task.judge.asked[row]) <= {*allowed[row].tolist(), *searcher.anchor_rows.tolist()}
+        assert len(task.judge.asked[row]) == 20
+    with pytest.raises(ValueError, match="a pool needs a first stage, or "):
+        run(cur(pool=25), task_of(matrix, 20), 10)
+    with pytest.raises(ValueError, match="a pool of 19 items cannot fill a budget of 20"):
+        cur(pool=19)
+
+
 def test_cur_by_hand() -> None:
     """E_I = pinv(C_anc) R_anc and e_q E_I on numbers that can be followed with a pencil."""
     matrix = np.array([[3, 2, 1, 0], [1, 0, 5, 2], [2, 0, 10, 4]], dtype=np.float32)
@@ -277,7 +301,7 @@ def test_cur_by_hand() -> None:
     column = int(searcher.anchor_rows[0])
     c, r = matrix[1:, [column]].astype(float), matrix[1:].astype(float)
     expected = (c.T / (c**2).sum() if (c**2).sum() else np.zeros((1, 2))) @ r
-    np.testing.assert_allclose(searcher.item_embeddings, expected, atol=1e-6)
+    np.testing.assert_allclose(searcher.item_embeddings.T, expected, atol=1e-6)
 
 
 def test_normalization_matches_mean_and_deviation() -> None:

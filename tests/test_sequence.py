@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -34,12 +35,13 @@ from simzoo.retrieval.searchers.exact import Exact
 CONFIGS = [
     SequenceConfig("sasrec", width=16, heads=2, length=8, aligned="first"),
     SequenceConfig("sasrec", width=16, length=8, hidden=32, aligned="last"),
+    SequenceConfig("sasrec", width=16, length=8, norms="plain"),
     SequenceConfig("hstu", width=16, heads=2, length=8, time_buckets=32),
     SequenceConfig("hstu", width=16, heads=4, length=8, aligned="last"),
 ]
 
 
-@pytest.fixture(params=CONFIGS, ids=lambda c: f"{c.architecture}-{c.aligned}-{c.time_buckets}")
+@pytest.fixture(params=CONFIGS, ids=lambda c: f"{c.architecture}-{c.aligned}-{c.time_buckets}-{c.norms}")
 def encoder(request: pytest.FixtureRequest) -> SequenceEncoder:
     torch.manual_seed(0)
     return build_encoder(request.param, num_items=9).eval()
@@ -118,6 +120,33 @@ def test_hstu_attention_by_hand() -> None:
     torch.testing.assert_close(encoder(ids, times)[0], expected, atol=1e-5, rtol=1e-5)
 
 
+@torch.inference_mode()
+def test_plain_norms_are_those_of_rails() -> None:
+    """A scale that is learned after all, or a norm behind the last block, is another model than that of the tables.
+
+    The expectation is RAILS's own code, line by line, with torch's attention (modeling/sequential/sasrec.py).
+    """
+    torch.manual_seed(0)
+    ours = build_encoder(SequenceConfig("sasrec", width=16, heads=2, length=8, norms="plain"), num_items=9).eval()
+    norm = partial(torch.nn.functional.layer_norm, normalized_shape=(16,), eps=1e-8)
+    ids = torch.tensor([[3, 1, 4, 1, 5]])
+    x = ours.item(ids) * 4 + ours.position(torch.arange(5))
+    later = torch.ones(5, 5, dtype=torch.bool).triu(1)
+    blocks: Any = ours.blocks
+    for block in blocks:
+        attention = torch.nn.MultiheadAttention(16, 2, batch_first=True).eval()
+        attention.in_proj_weight.copy_(torch.cat([block.query.weight, block.key_value.weight]))
+        attention.in_proj_bias.copy_(torch.randn(48))
+        block.query.bias.copy_(attention.in_proj_bias[:16])
+        block.key_value.bias.copy_(attention.in_proj_bias[16:])
+        attention.out_proj.load_state_dict(block.output.state_dict())
+        asked = norm(x)
+        fed = norm(asked + attention(query=asked, key=x, value=x, attn_mask=later)[0])
+        x = block.feed(fed) + fed
+    torch.testing.assert_close(ours(ids), x)
+    assert not [name for name, _ in ours.named_parameters() if "norm" in name]
+
+
 def test_bad_sequences_are_refused(encoder: SequenceEncoder) -> None:
     """An index error from inside an embedding, or NaN from attention over nothing, names no culprit."""
     times = torch.zeros(2, 2, dtype=torch.int64)
@@ -145,6 +174,7 @@ def test_bad_sequences_are_refused(encoder: SequenceEncoder) -> None:
         ({"length": 0}, "at least 1"),
         ({"architecture": "hstu", "bias_time": "next"}, "bias_time: next needs time_buckets"),
         ({"output_length": -1}, "output_length is 0 or more"),
+        ({"architecture": "hstu", "norms": "plain"}, "norms: plain is a choice of sasrec"),
     ],
 )
 def test_bad_sizes_are_refused(settings: dict[str, Any], message: str) -> None:

@@ -36,7 +36,7 @@ ITEMS = [
 def registered() -> list[type[LearnedSimilarity]]:
     """Classes named by the recipes' model.class_path."""
     recipes = [yaml.safe_load(path.read_text()) for path in ROOT.glob("configs/**/*.yaml")]
-    named = {find(recipe["model"]["class_path"]) for recipe in recipes if "model" in recipe}
+    named = {find(recipe["model"]["class_path"]) for recipe in recipes if "class_path" in recipe.get("model", {})}
     return [getattr(importlib.import_module(known.module), known.name) for known in sorted(filter(None, named))]
 
 

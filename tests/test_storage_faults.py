@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -19,10 +18,16 @@ from simzoo.core import locks
 from simzoo.core.locks import InUse, locked
 from simzoo.core.records import DataError, Item
 from simzoo.core.reps import Ragged, Reps
+from simzoo.models.dual_encoder import DualEncoder
+from simzoo.retrieval.first_stages.lexical import BM25
+from simzoo.retrieval.scorer import Scorer
 from simzoo.retrieval.storage import checksums, graph
 from simzoo.retrieval.storage.graph import GraphConfig, build_graph, load_graph
 from simzoo.retrieval.storage.representations import RepresentationStore
-from tests.killed import in_child, killed_at, small_disk
+from simzoo.retrieval.storage.score_matrix import build_matrix
+from simzoo.retrieval.teaching import write_lessons
+from tests.forks import SmallDisk, in_child, killed_at
+from tests.toy import toy_collection
 
 ITEMS = [Item(str(i), "boat") for i in range(40)]
 VECTORS = np.random.default_rng(0).normal(size=(40, 6)).astype(np.float32)
@@ -62,7 +67,21 @@ def test_a_kill_after_any_step_leaves_nothing_behind(
     assert step > 10
 
 
-@pytest.mark.parametrize("work", [build, walk])
+def score(folder: Path) -> None:
+    """A score matrix, in shards."""
+    collection = toy_collection()
+    size = len(collection.items)
+    scorer_of = lambda queries: Scorer(lambda _, items: items / size, len(queries), size)  # noqa: E731
+    build_matrix(scorer_of, collection, np.arange(6), "m", folder, query_block=2)
+
+
+def teach(folder: Path) -> None:
+    """A teacher's records."""
+    torch.manual_seed(0)
+    write_lessons(DualEncoder.tiny().eval(), toy_collection(num_queries=4), BM25(), folder, 3, 2, 0)
+
+
+@pytest.mark.parametrize("work", [build, walk, score, teach])
 def test_the_second_of_two_builders_is_refused_by_name(
     work: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,12 +134,12 @@ def test_a_full_disk_is_an_error_and_keeps_what_was_made(
             work(folder)
 
     work(tmp_path / "whole")
-    with small_disk(tmp_path / "disk", "12k") as disk:
+    with SmallDisk(tmp_path / "disk", "12k") as disk:
         size = 12
         while (status := in_child(refused)) == 0:  # full while blocks are written, then while they are joined
             assert not list(folder.glob("*.tmp"))
             size += 4
-            subprocess.run(["mount", "-o", f"remount,size={size}k", str(disk)], check=True)
+            disk.grow(f"{size}k")
         assert size > 20 and status == 1  # it ended because the work was done, not by a signal
         work(folder)
         assert contents(folder) == contents(tmp_path / "whole")

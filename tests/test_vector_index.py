@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -9,17 +11,10 @@ import pytest
 from numpy.typing import NDArray
 
 from simzoo.core.records import DataError
-from simzoo.retrieval.first_stages import vector_index
-from simzoo.retrieval.first_stages.vector_index import (
-    HNSW,
-    IVF,
-    IVFPQ,
-    Auto,
-    FaissKind,
-    Flat,
-    VectorIndex,
-    open_index,
-)
+from simzoo.retrieval.first_stages import vector_search
+from simzoo.retrieval.first_stages.segmented_index import SegmentedIndex
+from simzoo.retrieval.first_stages.vector_index import HNSW, IVF, IVFPQ, Auto, FaissKind, Flat, open_index
+from simzoo.retrieval.first_stages.vector_search import VectorIndex
 
 Floats = NDArray[np.float32]
 RNG = np.random.default_rng(0)
@@ -111,6 +106,19 @@ def test_added_vectors_are_found(kind: FaissKind, tmp_path: Path) -> None:
 
 
 @named
+@pytest.mark.parametrize("cut", [1500, 900])
+def test_a_pool_is_about_the_nearest(kind: FaissKind, cut: int) -> None:
+    """Rows of a later part are counted from its start; a removed row in a pool would be scored."""
+    parts = [(0, kind.build(VECTORS[:cut]))] + ([(cut, kind.build(VECTORS[cut:]))] if cut < len(VECTORS) else [])
+    removed = np.zeros(len(VECTORS), dtype=bool)
+    removed[exact(QUERIES, VECTORS, 3)] = True
+    rows, _ = SegmentedIndex(VECTORS, parts).near(QUERIES, 50, removed)
+    assert rows.shape == (20, 50) and not removed[rows[rows >= 0]].any()
+    found = recall(rows, exact(QUERIES, VECTORS, 50, removed))
+    assert found == 1 if isinstance(kind, Flat) else found > (0.9 if type(kind) is IVF else 0.6)
+
+
+@named
 def test_copies_come_by_row(kind: FaissKind) -> None:
     """A batch, a block or a list must not decide which of two equal items is shown first."""
     vectors = np.random.default_rng(3).permutation(np.repeat(VECTORS[:50], 30, axis=0))
@@ -142,7 +150,7 @@ def test_thousands_of_copies_cost_no_scan(kind: FaissKind, monkeypatch: pytest.M
         return score(self, queries, rows)
 
     monkeypatch.setattr(VectorIndex, "_scored", counting)
-    monkeypatch.setattr(vector_index, "scan", lambda *_: pytest.fail("scanned all vectors"))
+    monkeypatch.setattr(vector_search, "scan", lambda *_: pytest.fail("scanned all vectors"))
     rows, _ = index.search(10 * VECTORS[:1], 5)
     assert len(set(rows[0].tolist())) == 5 and max(looked) <= 16 * (4 * 5 + 64)
 
@@ -168,11 +176,38 @@ def test_settings_that_cannot_work_are_refused() -> None:
         IVFPQ(lists=0)
 
 
+WITHOUT_FAISS = """
+import sys
+sys.modules["faiss"] = None
+import numpy as np
+from simzoo.retrieval.engine import Engine
+from simzoo.retrieval.first_stages.dense import Dense
+from simzoo.retrieval.first_stages.vector_index import IVF
+from simzoo.retrieval.searchers.exact import Retrieve
+engine = Engine(None, lambda texts: np.array([[len(text), 1] for text in texts]), Retrieve(Dense()))
+engine.add(["a", "b"], ["short", "a longer one"])
+print([hit.id for hit in engine.search("x", 2)])
+try:
+    IVF(1).build(np.eye(2, dtype=np.float32))
+except ImportError as error:
+    print(error)
+"""
+
+
+def test_a_scan_needs_no_faiss() -> None:
+    """The smallest installation has none: what it does not need must not be imported."""
+    done = subprocess.run([sys.executable, "-c", WITHOUT_FAISS], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [
+        "['b', 'a']",
+        "a vector index other than Flat needs faiss, which the extra cpu or gpu brings: pip install 'simzoo[cpu]'",
+    ]
+
+
 @pytest.mark.gpu
 @named
 def test_a_gpu_finds_the_same(kind: FaissKind, monkeypatch: pytest.MonkeyPatch) -> None:
     """The copy on the GPU must search with the same settings."""
     fast = kind.build(VECTORS).search(QUERIES, 10)
-    monkeypatch.setattr(vector_index, "_gpus", int)
+    monkeypatch.setattr(vector_search, "gpus", int)
     slow = kind.build(VECTORS).search(QUERIES, 10)
     assert recall(fast[0], slow[0]) > 0.95

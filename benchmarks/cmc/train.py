@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -180,9 +180,14 @@ class Variant:
         }
 
 
+# Without skip connection scores are dot products of vectors of length 20: at 0.05 a softmax over them is saturated. So
+# the ablation is there a second time, at a temperature and a rate that suit it, beside the model at these.
+AT_20 = Variant(temperature=20.0, lr=2e-4)
 VARIANTS = {
     **{f"seed-{seed}": Variant(seed=seed) for seed in range(1, 6)},
-    "no-skip": Variant(own={"skip": "none"}, temperature=20.0, lr=2e-4),
+    "no-skip": Variant(own={"skip": "none"}),
+    "at-20": AT_20,
+    "no-skip-at-20": replace(AT_20, own={"skip": "none"}),
     "no-kl": Variant(kl=0.0),
     "no-sampling": Variant(fixed=1.0),
     "verbs": Variant(worlds=VERBS),

@@ -30,6 +30,7 @@ from scipy import stats
 
 from simzoo import train
 from simzoo.core.files import replacing
+from simzoo.core.recipes import read_recipe
 from simzoo.datamodules.next_items import NextItemLists
 from simzoo.datamodules.training_data import TrainingData
 from simzoo.models.formats import restore, save
@@ -92,11 +93,12 @@ def history(folder: Path) -> list[dict[str, float]]:
 
 def settings(recipe: Path, path: Path, seed: int, gate_weight: float | None, folder: Path) -> dict[str, Any]:
     """The recipe's, with the run's data, seed and folder; its callbacks are the benchmark's own."""
-    found: dict[str, Any] = yaml.safe_load(recipe.read_text())
+    found = read_recipe(recipe)
     found["seed_everything"] = found["model"]["init_args"]["seed"] = found["data"]["seed"] = seed
     found["data"]["source"]["init_args"]["path"] = str(path.resolve())
     if gate_weight is not None:
-        found["model"]["init_args"]["gate_loss"]["init_args"]["weight"] = gate_weight
+        gates = {"class_path": "MutualInformation", "init_args": {"weight": gate_weight}}
+        found["model"]["init_args"]["gate_loss"] = gates
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     found["trainer"] |= {"default_root_dir": str(folder), **quiet}
     for key in ("output", "monitor", "resume_every"):

@@ -27,7 +27,8 @@ from simzoo.retrieval.first_stages.lexical import BM25
 from simzoo.retrieval.first_stages.offered import AliasTable
 from simzoo.retrieval.judge import Judge, SimilarityJudge
 from simzoo.retrieval.results import run_files
-from simzoo.retrieval.results.report import Example, RunReport, write_report
+from simzoo.retrieval.results.examples import Example
+from simzoo.retrieval.results.report import RunReport, write_report
 from simzoo.retrieval.searcher import Searcher
 from simzoo.retrieval.searchers.exact import Rerank, Retrieve
 from simzoo.retrieval.storage.score_matrix import ScoreMatrix

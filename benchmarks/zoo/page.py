@@ -26,6 +26,7 @@ that are no inner product re-rank wordnet-de's top 64. Bold: the best of a colum
 paired randomisation test (p < 0.05, Holm-corrected within the column). No mark: the difference may be chance. Calls are
 scored pairs a query; kept are the representations of queries and items together. Milliseconds are left out, as they
 belong to the machine: the cards have them. Models of what users do rank their own items alone: see their cards.
+Below each data set's name is which code measured it ([what changed since](README.md#figures-of-earlier-code)).
 """
 
 PAPERS = """\
@@ -74,7 +75,8 @@ def markdown_page(rows: list[Row]) -> str:
     parts.append("## Data set by data set")
     for data in _names(rows, "folder"):
         own = [row for row in rows if row["folder"] == data]
-        parts += [f"### {data}", f"{own[0]['data']['name']}, {own[0]['queries']} queries.", _details(own)]
+        head = f"{own[0]['data']['name']}, {own[0]['queries']} queries. Measured at {_commits(own)}."
+        parts += [f"### {data}", head, _details(own)]
         parts += [f"    {row['command']} --output out/{data}-{row['system']}" for row in own]
     return "\n\n".join([*parts, PAPERS])
 
@@ -104,6 +106,12 @@ def _cell(row: Row | None, metric: str, found: dict[str, str], interval: bool = 
     mark = found.get(row["system"], "")
     text = f"**{text}**" if mark == "best" else f"{text}†" if mark == "below" else text
     return f"{text} ({value['low']:.3f} to {value['high']:.3f})" if interval else text
+
+
+def _commits(rows: list[Row]) -> str:
+    """Which code measured them: "commits 68d8d6f and 858fb83"; "unknown" for what ran outside of a repository."""
+    found = list(dict.fromkeys(row["commit"][:7] if row["commit"] else "unknown" for row in rows))
+    return f"commit {found[0]}" if len(found) == 1 else f"commits {', '.join(found[:-1])} and {found[-1]}"
 
 
 def _card(row: Row) -> str | None:

@@ -20,6 +20,8 @@ from simzoo.core.targets import Targets
 from simzoo.datamodules.loading import CollectionBatches, Lists, Loading, ResumableLoader, Share, cut, uncounted
 from simzoo.datamodules.sampling import Floats, Inclusion, logs
 
+__all__ = ["BatchLists", "CollectionLists", "Joining", "OwnLists", "QueryLists", "TrainingLists", "ValidationLists"]
+
 Rows = NDArray[np.int64]
 Scores = NDArray[np.float32]
 
@@ -75,9 +77,16 @@ class TrainingLists(ABC):
             needs: what the loss needs: the rest need not be looked up.
         """
 
-    def validation(self, collection: Collection, model: Any, seed: int, depth: int) -> BatchLists:
-        """The lists that a collection of the dev or test split is ranked in: the first ``depth`` mined candidates."""
-        return ValidationLists(collection, model, depth)
+    def validation(self, collection: Collection, model: Any, seed: int, depth: int | None) -> BatchLists:
+        """The lists that a collection of the dev or test split is ranked in.
+
+        Args:
+            collection: of the split.
+            model: what tokenises.
+            seed: of draws, where there are some.
+            depth: the first so many mined candidates; None: all items.
+        """
+        return AllItems(collection, model) if depth is None else ValidationLists(collection, model, depth)
 
     def loader(
         self, loading: Loading, model: Any, parts: Callable[[], Sequence[BatchLists]], needs: Set[str]
@@ -349,4 +358,28 @@ class ValidationLists(BatchLists):
             torch.from_numpy(where.reshape(columns.shape)),
             targets,
             [self.collection.queries[m].id for m in members],
+        )
+
+
+class AllItems(BatchLists):
+    """Validation lists of one collection: each query with all items, which are encoded for each batch anew."""
+
+    def __init__(self, collection: Collection, model: Any) -> None:
+        self.collection = collection
+        self.queries: Reps = model.collate_queries(collection.queries)
+        self.items: Reps = model.collate_items(collection.items)
+
+    def __len__(self) -> int:
+        return len(self.collection.queries)
+
+    def batch(self, members: Sequence[int], epoch: int) -> Batch:
+        """The batch of these queries; its candidates are (1, N)."""
+        every = np.arange(len(self.collection.items))
+        labels = np.stack([np.isin(every, self.collection.relevant(member)) for member in members])
+        return Batch(
+            take(self.queries, torch.tensor(np.asarray(members))),
+            self.items,
+            torch.from_numpy(every)[None],
+            Targets(torch.from_numpy(labels.astype(np.float32)), torch.ones(labels.shape, dtype=torch.bool)),
+            [self.collection.queries[member].id for member in members],
         )

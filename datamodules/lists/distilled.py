@@ -11,6 +11,8 @@ from simzoo.core.candidates import Candidates
 from simzoo.core.records import Collection
 from simzoo.datamodules.lists.base import CollectionLists, Drawn, QueryLists
 
+__all__ = ["Distilled"]
+
 UNLABELLED = "training queries have no relevant item; trained on all the same"
 
 

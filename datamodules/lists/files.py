@@ -15,6 +15,8 @@ from simzoo.datamodules.lists.base import BatchLists, Drawn, Joining, OwnLists, 
 from simzoo.datamodules.loading import Loading, cut, uncounted
 from simzoo.datamodules.readers.lessons import Lesson, read_lessons
 
+__all__ = ["FromFiles", "Lessons", "StreamLoader"]
+
 
 class FromFiles(OwnLists):
     """Lists of items with a teacher's scores, from JSON lines or Parquet. The source serves validation only.

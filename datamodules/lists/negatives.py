@@ -12,6 +12,8 @@ from simzoo.core.records import Collection, DataError
 from simzoo.datamodules.lists.base import CollectionLists, Drawn, QueryLists, Rows, Scores, Shares
 from simzoo.datamodules.sampling import Floats, Inclusion, draw, drawn_probability, positive_shares
 
+__all__ = ["GivenNegatives", "HardNegatives", "Pool", "RandomNegatives"]
+
 MISSED = "training queries have no relevant item among their mined candidates"
 BEYOND = np.iinfo(np.int64).max
 """The rank of an item that no depth reaches."""

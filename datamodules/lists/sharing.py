@@ -26,6 +26,8 @@ from simzoo.datamodules.lists.base import (
 from simzoo.datamodules.loading import Loading
 from simzoo.datamodules.sampling import Floats, batch_probability, logs
 
+__all__ = ["InBatch", "OtherPositives", "Shared"]
+
 
 class Shared(TrainingLists, Joining):
     """Lists of each query, put together in a batch; on several ranks in the joint batch of all of them.

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from simzoo.core.records import Collection, DataError, Item, Query
+from simzoo.datamodules.readers.json_lines import Record
 from simzoo.datamodules.readers.notes import Notes
+
+__all__ = ["item_queries", "with_anchors"]
 
 TESTED = "anchors that are a test query too, by id or text, left out"
 
@@ -49,6 +52,21 @@ def with_anchors(
             f"{len(kept)} besides the tested queries; take others, or fewer, but at least 1"
         )
     return replace(collection, anchors=_sampled(kept, most, seed), notes={**collection.notes, **counts})
+
+
+def pseudo_queries(records: Iterable[Record]) -> list[Query]:
+    """Queries from JSON lines with the key ``text``, each text once, named "generated-" and the line or row.
+
+    Raises:
+        DataError: with file and line, the text is missing or empty; or there is none.
+    """
+    found: dict[str, Query] = {}
+    for record in records:
+        text = record.text("text")
+        if not text.strip():
+            raise record.error("the generated query is empty; remove it")
+        found.setdefault(text, Query(f"generated-{record.line}", text))
+    return list(found.values())
 
 
 def item_queries(items: Sequence[Item], most: int | None = None, seed: int = 0) -> list[Query]:

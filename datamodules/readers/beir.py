@@ -10,9 +10,12 @@ from pathlib import Path
 from typing import TypeVar
 
 from simzoo.core.records import Collection, DataError, Item, Query
+from simzoo.datamodules.readers.anchors import pseudo_queries
 from simzoo.datamodules.readers.beir_files import GRADE_BITS, BeirFiles, Folder, Hub
 from simzoo.datamodules.readers.json_lines import Record
 from simzoo.datamodules.readers.notes import Notes
+
+__all__ = ["generated_queries", "load_beir", "load_beir_hub", "load_corpus", "split_queries"]
 
 _Value = TypeVar("_Value")
 
@@ -117,13 +120,7 @@ def generated_queries(source: BeirFiles) -> list[Query]:
     Raises:
         DataError: they are missing or empty; or, with file and line, one is malformed.
     """
-    found: dict[str, Query] = {}
-    for record in source.generated():
-        text = record.text("text")
-        if not text.strip():
-            raise record.error("the generated query is empty; remove it")
-        found.setdefault(text, Query(f"generated-{record.line}", text))
-    return list(found.values())
+    return pseudo_queries(source.generated())
 
 
 def _load(source: BeirFiles, split: str, judged_only: bool, drop_same_id: bool) -> Collection:

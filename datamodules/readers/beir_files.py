@@ -10,6 +10,8 @@ from typing import Any, Protocol
 from simzoo.core.records import DataError
 from simzoo.datamodules.readers.json_lines import Record, existing, numbered_lines, read_json_lines, whole_number
 
+__all__ = ["BeirFiles", "Folder", "Hub"]
+
 GRADE_BITS = 32  # what trec_eval keeps a grade in
 COLUMNS = ("query-id", "corpus-id", "score")
 """The header of a file of judgements, as BEIR writes it."""

@@ -22,6 +22,7 @@ Layout = Literal["sasrec", "recbole", "movielens", "amazon"]
 REPEATED = "actions of a user on an item seen before, kept"
 FEW_USERS = "users with too few actions, dropped"
 FEW_ITEMS = "items with too few actions, dropped"
+NO_USER = "items whose users were all dropped, dropped"
 NO_ACTION = "described items without an action, left out"
 REPEATED_ITEM = "items described twice alike, dropped"
 
@@ -60,10 +61,13 @@ class Interactions:
         counts = np.bincount(self.users, minlength=len(self.user_ids))
         return np.concatenate([[0], counts.cumsum()])
 
-    def frequent(self, user_actions: int, item_actions: int) -> Interactions:
+    def frequent(self, user_actions: int, item_actions: int, unused_items: bool = True) -> Interactions:
         """Without rare items, and then without users who have too few actions left; one pass, counted in the notes.
 
-        An item whose users are all dropped stays in the catalogue.
+        Args:
+            user_actions: fewest of a user, on items that are kept.
+            item_actions: fewest of an item.
+            unused_items: an item whose users are all dropped stays in the catalogue.
 
         Raises:
             DataError: nobody is left.
@@ -79,8 +83,13 @@ class Interactions:
             )
         kept = often & active[self.users]
         known = per_item >= item_actions
+        used = np.bincount(self.items[kept], minlength=len(self.item_ids)) > 0
+        dropped = [(FEW_USERS, self.user_ids, active), (FEW_ITEMS, self.item_ids, known)]
+        if not unused_items:
+            dropped.append((NO_USER, self.item_ids, used | ~known))
+            known = known & used
         notes = Notes()
-        for reason, names, keep in ((FEW_USERS, self.user_ids, active), (FEW_ITEMS, self.item_ids, known)):
+        for reason, names, keep in dropped:
             for row in np.flatnonzero(~keep).tolist():
                 notes.drop(reason, names[row])
         return replace(

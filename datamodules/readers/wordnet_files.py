@@ -16,6 +16,8 @@ from pathlib import Path
 from simzoo.core.archives import unpack
 from simzoo.core.records import DataError
 
+__all__ = ["fetch_wordnet", "find_wordnet", "wordnet_edition", "wordnet_version"]
+
 PARTS = ("noun", "verb", "adj", "adv")
 FILES = tuple(f"{kind}.{part}" for kind in ("data", "index") for part in PARTS) + tuple(f"{part}.exc" for part in PARTS)
 HOW_TO_GET = (

@@ -12,6 +12,8 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 
 from simzoo.core.registry import find
 
+__all__ = ["MOVED", "build", "own_class"]
+
 T = TypeVar("T")
 
 ROOMS = ("losses", "models")

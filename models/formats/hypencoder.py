@@ -17,6 +17,8 @@ from simzoo.models.parts.q_net import Norm, QNetConfig
 from simzoo.models.parts.tokenizing import TokenConfig
 from simzoo.models.parts.weights import copy_all, read_weights, reshaped, weights_file
 
+__all__ = ["is_released", "load_released"]
+
 # The authors' name of each parameter of matrix i among the weights (or biases), j among all, weights first.
 NAMES = {
     "key.weight": "key_projections.{j}.weight",

@@ -46,6 +46,15 @@ def save(model: LearnedSimilarity, folder: str | Path, dtype: torch.dtype = torc
         model: a model whose `remember`ed arguments name its backbone, if it has one.
         folder: replaced file by file; other files in it (metrics.json, README.md) stay.
         dtype: of the stored weights; float16 halves the file.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> from simzoo import CrossEncoder, load, save
+        >>> model = CrossEncoder.tiny().eval()
+        >>> with TemporaryDirectory() as folder:
+        ...     save(model, folder)
+        ...     load(folder).rank("a boat", ["a ship"]) == model.rank("a boat", ["a ship"])
+        True
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -57,7 +66,8 @@ def save(model: LearnedSimilarity, folder: str | Path, dtype: torch.dtype = torc
         if local is not None:
             arguments["backbone"] |= {"name": INSIDE, "revision": None}
     config = {"format": FORMAT, "class": f"{type(model).__module__}.{type(model).__qualname__}", "arguments": arguments}
-    tensors = {name: value.to(dtype).contiguous().cpu() for name, value in model.trained_state().items()}
+    state = model.trained_state()  # whole numbers in it (keys of rows) keep their type
+    tensors = {n: (v.to(dtype) if v.is_floating_point() else v).contiguous().cpu() for n, v in state.items()}
     if not tensors:
         raise ValueError("nothing to save: the model's adapters were merged; save it before Encoder.merge()")
     # Inside the folder, which may be a disk of its own; a killed run's scratch is the same.
@@ -104,6 +114,15 @@ def load(
     Raises:
         FileNotFoundError: no such file, folder or name on the Hub, or a file of it is missing.
         ValueError: a file is damaged, of another format, or names a class that is not allowed.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> from simzoo import DualEncoder, load, save
+        >>> with TemporaryDirectory() as folder:
+        ...     save(DualEncoder.tiny(), folder)
+        ...     model = load(folder)
+        >>> type(model).__name__, model.training
+        ('DualEncoder', False)
     """
     from simzoo.models.formats.known import layout_of
 

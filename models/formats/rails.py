@@ -21,6 +21,8 @@ from simzoo.models.parts.pickles import load_tensors
 from simzoo.models.parts.sequence import SequenceConfig
 from simzoo.models.parts.weights import copy_all
 
+__all__ = ["ReleasedSizes", "is_released", "load_released"]
+
 PREFIX = "module."
 GATING = "_ndp_module._gating_fn."
 QUERY = "_ndp_module._query_embeddings_fn."

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+__all__ = ["RENAMED", "Renamed", "brought_forward"]
+
 
 @dataclass(frozen=True)
 class Renamed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,6 +15,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from simzoo.core.hub import HubError, file_sha256, local_path
 from simzoo.models.parts.pretrained import most_tokens, read_config, read_tokenizer, read_transformer
 from simzoo.models.parts.weights import check_header, read_weights
+
+__all__ = ["BackboneConfig", "Encoder", "LoRA", "load_tokenizer", "resolve_backbone"]
 
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
@@ -273,16 +276,16 @@ def with_lora(model: Any, lora: LoRA, tag_ids: tuple[int, ...]) -> Any:
     from peft import LoraConfig, get_peft_model
 
     tokens = {"embeddings.word_embeddings": list(tag_ids)} if tag_ids else None
-    return get_peft_model(
-        model,
-        LoraConfig(
-            r=lora.rank,
-            lora_alpha=lora.alpha,
-            lora_dropout=lora.dropout,
-            target_modules="all-linear",
-            trainable_token_indices=tokens,
-        ),
+    adapters = LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        lora_dropout=lora.dropout,
+        target_modules="all-linear",
+        trainable_token_indices=tokens,
     )
+    with warnings.catch_warnings():  # peft asks transformers for a name that is going away: nothing to a user
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
+        return get_peft_model(model, adapters)
 
 
 def pretrained_layers(config: BackboneConfig, last: int) -> list[nn.Module]:

@@ -18,6 +18,8 @@ from simzoo.core.reps import Reps
 from simzoo.core.targets import Targets
 from simzoo.models.parts.layers import GatedLinear, HashedUsers, linear, two_layers
 
+__all__ = ["Gate", "MixtureConfig", "MoLHead", "mol_scores", "positive_gates"]
+
 EPSILON = 1e-6
 PAIRS = 4096  # pairs scored at once: bounds the memory of their gathered components
 LISTED_PAIRS = 65_536  # the same for whole lists, where no gradient is asked for

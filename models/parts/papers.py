@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+__all__ = ["ANNCUR", "CMC", "HYPENCODER", "RAILS"]
+
 ANNCUR = """\
 @article{yadav2022efficient,
   title   = {Efficient Nearest Neighbor Search for Cross-Encoder Models using Matrix Factorization},
   author  = {Yadav, Nishant and Monath, Nicholas and Angell, Rico and Zaheer, Manzil and McCallum, Andrew},
   journal = {arXiv preprint arXiv:2210.12579},
   year    = {2022}
+}"""
+AXN = """\
+@inproceedings{yadav2024adaptive,
+  title     = {Adaptive Retrieval and Scalable Indexing for k-NN Search with Cross-Encoders},
+  author    = {Yadav, Nishant and others},
+  booktitle = {International Conference on Learning Representations},
+  year      = {2024}
 }"""
 CMC = """\
 @misc{song2024comparing,

@@ -12,6 +12,8 @@ from simzoo.core.reps import Ragged
 from simzoo.models.parts.backbone import Encoder
 from simzoo.models.parts.packing import buckets, in_buckets, read_once, token_budget
 
+__all__ = ["Pooling", "each_text", "each_token", "mean_state", "pooled"]
+
 Pooling = Literal["mean", "cls"]
 
 

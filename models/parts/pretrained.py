@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,10 @@ from torch import nn
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedTokenizerBase, dynamic_module_utils
 from transformers.utils.import_utils import DummyObject
 
+from simzoo.core.files import read_object
 from simzoo.core.hub import HubError
 from simzoo.models.parts.finite import check_finite
-from simzoo.models.parts.tokenizer_bounds import check_tokenizer, usable
+from simzoo.models.parts.tokenizer_bounds import check_normalizer, check_tokenizer, usable
 from simzoo.models.parts.weights import Bounded
 
 FIRST_TEXTS = ("a", "The boat, 12.", f"{'a' * 30}! {' ' * 30}b", "\u00e9\u4e2d\U0001f6a3")
@@ -29,6 +29,13 @@ MOST_PARTS = 10_000
 
 NAMES_OF_CODE = ("auto_map", "processor_class")
 """Settings that name classes to load besides; nothing here needs them, and what is saved must not pass them on."""
+
+
+ELSEWHERE = ("configuration_files", "backbone", "use_pretrained_backbone", "quantization_config")
+"""Settings of a config.json that name other files, other models, or another program to read the weights."""
+
+TOKENIZERS_ELSEWHERE = ("fast_tokenizer_files", "tokenizer_file", "vocab_file", "merges_file", "spm_file")
+"""Settings of a tokenizer that name its files: it is read from those in its folder that have the usual names."""
 
 
 @contextmanager
@@ -91,7 +98,9 @@ def read_config(folder: Path, name: str, **settings: Any) -> Any:
         ValueError: it cannot be read, needs code of its own, or asks for more layers than there can be.
     """
     with readable(name, "configuration"):
-        _check_counts(json.loads((folder / "config.json").read_text(encoding="utf-8")), folder / "config.json")
+        found = read_object(folder / "config.json", "fetch it again")
+        _check_counts(found, folder / "config.json")
+        _check_names(found, folder / "config.json", ELSEWHERE)
         config: Any = AutoConfig.from_pretrained(folder, trust_remote_code=False, **settings)
         for setting in NAMES_OF_CODE:
             vars(config).pop(setting, None)
@@ -112,15 +121,31 @@ def read_tokenizer(folder: Path, name: str) -> PreTrainedTokenizerBase:
     with readable(name, "tokenizer"):
         check_tokenizer(folder / "tokenizer.json")
         for file in ("tokenizer_config.json", "config.json"):
-            _check_tokenizer_class(folder / file)
+            if (folder / file).is_file():
+                settings = read_object(folder / file, "fetch it again")
+                _check_tokenizer_class(settings, folder / file)
+                _check_names(settings, folder / file, TOKENIZERS_ELSEWHERE)
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             folder, config=config, use_fast=True, trust_remote_code=False
         )
         for setting in NAMES_OF_CODE:
             tokenizer.init_kwargs.pop(setting, None)
             vars(tokenizer).pop(f"_{setting}", None)
+        check_normalizer(tokenizer, folder)  # as it came to be, from whichever file
+        highest, known = max(tokenizer.get_vocab().values(), default=0), getattr(config, "vocab_size", None)
+        if isinstance(known, int) and highest >= known:
+            raise ValueError(
+                f"it has a token of id {highest:,}, and the model of its config.json only {known:,} tokens"
+            )
         tokenizer([*FIRST_TEXTS])
     return tokenizer
+
+
+def _check_names(settings: dict[str, Any], path: Path, names: Collection[str]) -> None:
+    """Refuses settings that make transformers read other files, or weights from elsewhere."""
+    for name in names:
+        if (given := settings.get(name)) and given != ["tokenizer.json"]:
+            raise ValueError(f"{path}: {name} names other files, {given!r:.80}, which are not read; take it out")
 
 
 def _check_counts(config: Any, path: Path) -> None:
@@ -132,9 +157,9 @@ def _check_counts(config: Any, path: Path) -> None:
             raise ValueError(f"{path}: {key} is {value:,}, expected at most {MOST_PARTS:,}; it is refused")
 
 
-def _check_tokenizer_class(path: Path) -> None:
+def _check_tokenizer_class(settings: dict[str, Any], path: Path) -> None:
     """Refuses a class of transformers that is no tokenizer; it would be loaded, with whatever that brings about."""
-    named = json.loads(path.read_text(encoding="utf-8")).get("tokenizer_class") if path.is_file() else None
+    named = settings.get("tokenizer_class")
     found = getattr(transformers, named, None) if isinstance(named, str) else None
     if found is None or isinstance(found, DummyObject):  # which says what package is missing, and loads nothing
         return

@@ -12,6 +12,8 @@ from torch.nn import functional as F
 
 from simzoo.core.reps import Reps
 
+__all__ = ["QNet", "QNetConfig"]
+
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": torch.relu_,  # in place, as it is given a product that nothing else needs
     "tanh": torch.tanh,

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+__all__ = ["HSTU", "SASRec", "SequenceConfig", "SequenceEncoder", "build_encoder"]
+
 BUCKET = 0.301  # natural-log width of a bucket of time differences, as in the released HSTU
 
 
@@ -34,6 +36,8 @@ class SequenceConfig:
             divides its attention by ``length`` + ``output_length``.
         aligned: whether positions are counted from the first action read, or so that the last one is always at
             ``length`` - 1 (SASRec's own code pads on the left, which does this).
+        norms: SASRec: ``learned``, layer norms with a scale and a shift, and one behind the last block, as its authors
+            have them; ``plain``, without scale and shift, and none behind the last block, as RAILS's authors have them.
     """
 
     architecture: Literal["sasrec", "hstu"] = "sasrec"
@@ -47,6 +51,7 @@ class SequenceConfig:
     bias_time: Literal["last", "next"] = "last"
     output_length: int = 0
     aligned: Literal["first", "last"] = "first"
+    norms: Literal["learned", "plain"] = "learned"
 
     def __post_init__(self) -> None:
         if min(self.width, self.blocks, self.heads, self.length, self.hidden or 1) < 1 or self.width % self.heads:
@@ -59,6 +64,8 @@ class SequenceConfig:
             raise ValueError(
                 f"output_length is 0 or more, got {self.output_length}; bias_time: next needs time_buckets"
             )
+        if self.norms == "plain" and self.architecture != "sasrec":
+            raise ValueError(f"norms: plain is a choice of sasrec; {self.architecture} has no learned norms anyway")
 
     @property
     def positions(self) -> int:
@@ -144,13 +151,14 @@ class SequenceEncoder(nn.Module, ABC):
 class SASRec(SequenceEncoder):
     """Self-attentive sequential recommendation (Kang and McAuley, 2018, §III).
 
-    The queries of the attention are normalised, keys and values are not; a layer norm follows the last block.
+    The queries of the attention are normalised, keys and values are not. ``norms`` says whether a layer norm follows
+    the last block.
     """
 
     def __init__(self, config: SequenceConfig, num_items: int) -> None:
         super().__init__(config, num_items)
         self.blocks = nn.ModuleList(SASRecBlock(config) for _ in range(config.blocks))
-        self.norm = nn.LayerNorm(config.width, eps=1e-8)
+        self.norm = _norm(config) if config.norms == "learned" else nn.Identity()
 
     def states(self, x: Tensor, mask: Tensor, visible: Tensor, times: Tensor | None, asked: Tensor | None) -> Tensor:
         """See `SequenceEncoder.states`."""
@@ -170,11 +178,11 @@ class SASRecBlock(nn.Module):
         width, hidden = config.width, config.hidden or config.width
         self.heads = config.heads
         self.rate = config.dropout
-        self.norm = nn.LayerNorm(width, eps=1e-8)
+        self.norm = _norm(config)
         self.query = nn.Linear(width, width)
         self.key_value = nn.Linear(width, 2 * width)
         self.output = nn.Linear(width, width)
-        self.feed_norm = nn.LayerNorm(width, eps=1e-8)
+        self.feed_norm = _norm(config)
         self.feed = nn.Sequential(
             nn.Linear(width, hidden),
             nn.ReLU(),
@@ -197,6 +205,10 @@ class SASRecBlock(nn.Module):
         x = self.feed_norm(normed + self.output(attended.transpose(1, 2).flatten(2)))
         fed: Tensor = self.feed(x)
         return x + fed
+
+
+def _norm(config: SequenceConfig) -> nn.LayerNorm:
+    return nn.LayerNorm(config.width, eps=1e-8, elementwise_affine=config.norms == "learned")
 
 
 class HSTU(SequenceEncoder):

@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from simzoo.core.files import read_object
+
 MOST_GROWTH = 256
 """Characters that a normalizer may make of one. SentencePiece's models make 18, in chains with a few others."""
 
@@ -28,8 +30,23 @@ def check_tokenizer(path: Path) -> None:
     """
     if not path.is_file():
         return
+    _check_growth(read_object(path, "fetch it again").get("normalizer"), path)
+
+
+def check_normalizer(tokenizer: Any, folder: Path) -> None:
+    """The same for a tokenizer that is made, whose normalizer may come from another file than tokenizer.json.
+
+    Raises:
+        ValueError: see `check_tokenizer`.
+    """
+    normalizer = tokenizer.backend_tokenizer.normalizer
+    if normalizer is not None:
+        _check_growth(json.loads(normalizer.__getstate__()), folder)
+
+
+def _check_growth(normalizer: Any, path: Path) -> None:
     try:
-        growth = _growth(json.loads(path.read_text(encoding="utf-8")).get("normalizer"))
+        growth = _growth(normalizer)
     except (AttributeError, binascii.Error, KeyError, RecursionError, struct.error, TypeError) as error:
         raise ValueError(f"{path}: its normalizer cannot be read ({type(error).__name__}: {error})") from error
     if growth > MOST_GROWTH:

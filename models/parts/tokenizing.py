@@ -13,6 +13,8 @@ from simzoo.core.records import Item, Query
 from simzoo.core.reps import Ragged, Reps
 from simzoo.models.parts.tokenizer_bounds import usable
 
+__all__ = ["TextTokenizer", "TokenConfig", "Tokenizing"]
+
 log = logging.getLogger(__name__)
 
 

@@ -77,10 +77,12 @@ def check_header(path: Path) -> None:
         ValueError: it is damaged or claims more than there is.
     """
     try:
-        with safe_open(path, framework="pt"):
-            pass
+        with safe_open(path, framework="pt") as file:
+            count = len(file.keys())
     except SafetensorError as error:
         raise ValueError(f"{path} is not a whole safetensors file ({error}); fetch it again") from error
+    if count > MOST_TENSORS:
+        raise ValueError(f"{path} names {count:,} tensors, expected at most {MOST_TENSORS:,}; it is refused")
 
 
 def weights_file(folder: Path) -> Path:

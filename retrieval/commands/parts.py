@@ -33,8 +33,20 @@ def dtype_of(bf16: bool) -> str:
     return "bfloat16" if bf16 else "float32"
 
 
+def several(data: Source) -> list[Collection]:
+    """The data sets of the test split.
+
+    Raises:
+        DataError: none has queries.
+    """
+    collections = data.collections("test")
+    if not collections:
+        raise DataError("the test split has no queries; only a search for a typed query can do without")
+    return collections
+
+
 def single(data: Source, asked: bool = True) -> Collection:
-    """The one collection of the test split.
+    """The one data set of the test split.
 
     Args:
         data: the data.
@@ -43,9 +55,7 @@ def single(data: Source, asked: bool = True) -> Collection:
     Raises:
         DataError: there are several, or none with queries.
     """
-    collections = data.collections("test") if asked else data.read("test")
-    if not collections:
-        raise DataError("the test split has no queries; only a search for a typed query can do without")
+    collections = several(data) if asked else data.read("test")
     if len(collections) != 1:
         names = ", ".join(collection.name for collection in collections)
         raise DataError(f"the test split holds {names}; choose one of them, for example with --data.world noun.event")

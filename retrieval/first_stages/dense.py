@@ -17,6 +17,8 @@ from simzoo.retrieval.topk import Rows, Scores
 if TYPE_CHECKING:
     from simzoo.models.similarity import LearnedSimilarity
 
+__all__ = ["Dense"]
+
 
 class Dense(FirstStage):
     """Inner-product search over the vectors of a checkpoint, or over those of the corpus; also AXN's item embeddings.
@@ -26,12 +28,25 @@ class Dense(FirstStage):
             corpus brings an embedder.
         ann: how the vectors of a checkpoint are searched.
         store: folder that keeps these vectors from run to run; None: in memory only.
+        queries: another checkpoint that encodes the queries, into the same space: that of the dual encoder from which a
+            `MatrixFactorization` started, which has no vectors of new queries itself. None: ``checkpoint``.
+
+    Raises:
+        ValueError: ``queries`` without ``checkpoint``.
     """
 
     def __init__(
-        self, checkpoint: str | Path | None = None, ann: IndexKind | None = None, store: Path | None = None
+        self,
+        checkpoint: str | Path | None = None,
+        ann: IndexKind | None = None,
+        store: Path | None = None,
+        queries: str | Path | None = None,
     ) -> None:
+        if queries is not None and checkpoint is None:
+            raise ValueError(f"Dense: queries {queries} goes with a checkpoint whose items' vectors are in its space")
         self.checkpoint = checkpoint
+        self.queries = queries
+        self._asks: LearnedSimilarity | None = None
         self.ann = ann or Flat()
         self.store = store
         self._similarity: LearnedSimilarity | None = None
@@ -65,6 +80,16 @@ class Dense(FirstStage):
         return self._similarity
 
     @property
+    def asks(self) -> LearnedSimilarity | None:
+        """What encodes the queries in the place of `similarity`, loaded at first use."""
+        if self.queries is not None and self._asks is None:
+            from simzoo.models.formats import load
+            from simzoo.models.similarity import fastest_device
+
+            self._asks = load(self.queries, fastest_device())
+        return self._asks
+
+    @property
     def embedder(self) -> Embedder:
         """The vectors.
 
@@ -87,7 +112,8 @@ class Dense(FirstStage):
 
     def identity(self) -> str:
         """See `FirstStage.identity`: the weights, not their place."""
-        return f"Dense {self.similarity.weights_sha256} {self.ann}"
+        asked = f" asked by {self.asks.weights_sha256}" if self.asks is not None else ""
+        return f"Dense {self.similarity.weights_sha256} {self.ann}{asked}"
 
     def described(self) -> dict[str, Any]:
         """See `FirstStage.described`."""
@@ -105,7 +131,9 @@ class Dense(FirstStage):
             self._embedder = self.corpus.embedder
         elif self.checkpoint is None or self._embedded is not self.corpus.items:
             items = self.corpus.items
-            self._embedder = Embedder.of(self.similarity, items, self.ann, isinstance(self.ann, Flat), self.store)
+            vectors = item_vectors(self.similarity, items, self.store)
+            index, exact = self.ann.build(vectors), isinstance(self.ann, Flat)
+            self._embedder = Embedder(self.similarity, vectors, index, exact, self.asks)
             self._embedded = items
 
     def grow(self, start: int) -> None:
@@ -125,10 +153,14 @@ class Dense(FirstStage):
             index.add(new)
         else:
             index = self.ann.build(vectors)
-        self._embedder = Embedder(self.similarity, vectors, index, old.exact)
+        self._embedder = Embedder(self.similarity, vectors, index, old.exact, self.asks)
         self._embedded = items
         return None
 
     def find(self, queries: Sequence[Query], k: int) -> tuple[Rows, Scores]:
         """See `FirstStage.find`."""
         return self.embedder.search(self.embedder.encode(queries), k, removed=self.corpus.gone)
+
+    def pool(self, queries: Sequence[Query], count: int) -> Rows:
+        """See `FirstStage.pool`: by the index's own scores, which are not computed anew."""
+        return self.embedder.near(self.embedder.encode(queries), count, self.corpus.gone)

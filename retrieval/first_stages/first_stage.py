@@ -12,6 +12,8 @@ from simzoo.core.records import Query
 from simzoo.retrieval.corpus import Corpus
 from simzoo.retrieval.topk import Rows, Scores, padded, top_columns
 
+__all__ = ["FirstStage", "ScoresAll"]
+
 CELLS = 1 << 24  # scores held at once, where all items are scored
 QUERIES = 1024  # queries at once
 
@@ -48,9 +50,15 @@ class FirstStage(ABC):
         return 0
 
     def index(self, corpus: Corpus) -> None:
-        """Offline work over the items."""
+        """Offline work over the items; nothing to do for a corpus that was indexed last."""
+        if self._corpus is corpus:
+            return
         self._corpus = corpus
-        self.prepare()
+        try:
+            self.prepare()
+        except BaseException:
+            self._corpus = None
+            raise
 
     def extend(self, corpus: Corpus, start: int) -> None:
         """The corpus has grown, its rows from ``start`` on are new; or others were removed since: see `grow`.
@@ -94,6 +102,10 @@ class FirstStage(ABC):
             parts.append(padded(*found, k))
         rows, scores = (np.concatenate(column) for column in zip(*parts, strict=True))
         return rows, scores
+
+    def pool(self, queries: Sequence[Query], count: int) -> Rows:
+        """Rows (B, m) of about the best ``count`` items of B queries, in no certain order; -1 for none."""
+        return self.search(queries, count)[0]
 
     def batch(self) -> int:
         """Queries that `find` gets at once."""

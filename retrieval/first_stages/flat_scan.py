@@ -16,14 +16,14 @@ PRODUCTS = 1 << 22  # held at once
 
 def resident(vectors: Floats) -> torch.Tensor:
     """The vectors (N, d) where they are scanned: on the GPU if half of its free memory holds them; else as they lie."""
-    every = torch.from_numpy(_writeable(vectors))
+    every = torch.from_numpy(writeable(vectors))
     if torch.cuda.is_available() and 2 * vectors.nbytes < torch.cuda.mem_get_info()[0]:
         return every.cuda()
     return every
 
 
-def scan(every: torch.Tensor, queries: Floats, k: int, removed: NDArray[np.bool_] | None = None) -> Rows:
-    """Rows (B, k) of the largest inner products in single precision, in no certain order; -1 for none.
+def scan(every: torch.Tensor, queries: Floats, k: int, removed: NDArray[np.bool_] | None = None) -> tuple[Rows, Floats]:
+    """Rows (B, k) of the largest inner products in single precision, in no certain order, and these; -1 for none.
 
     Reads all vectors once, in blocks, and holds 16 MB of products. It is as fast as faiss' flat index, which holds a
     copy of the vectors in memory; this reads them where they lie.
@@ -49,10 +49,10 @@ def scan(every: torch.Tensor, queries: Floats, k: int, removed: NDArray[np.bool_
         if best.shape[1] > k:
             best, places = best.topk(k, dim=1, sorted=False)
             rows = rows.gather(1, places)
-    return rows.masked_fill(best == -torch.inf, -1).cpu().numpy()
+    return rows.masked_fill(best == -torch.inf, -1).cpu().numpy(), best.cpu().numpy()
 
 
-def _writeable(vectors: Floats) -> Floats:
+def writeable(vectors: Floats) -> Floats:
     """The same memory, so that torch does not warn that it might be written to: nothing here does."""
     return vectors if vectors.flags.writeable else np.asarray(_Memory(vectors))
 

@@ -19,13 +19,18 @@ from simzoo.core.records import DataError, Item, Query
 from simzoo.retrieval.first_stages.first_stage import ScoresAll
 from simzoo.retrieval.topk import Rows, Scores, top_columns, top_order
 
+__all__ = ["BM25", "TFIDF"]
+
 
 class BM25(ScoresAll):
     """BM25 over title and text (bm25s, Lucene's variant), English stop words removed.
 
     bm25s retrieves k + 1 items of each query and breaks ties as it likes. Where the last two tie, so that an item of a
-    lower row may have been left out, that query's scores of all items are looked at. New items change the weight of
-    every word: growing indexes all texts anew.
+    lower row may have been left out, that query's scores of all items are looked at. A search holds 4 bytes an item.
+
+    Beside an engine's items the index is kept in their folder and memory-mapped: opening it reads no text. New items
+    change the weight of every word: the first search after items were added indexes all texts anew; removed ones count
+    in the weights until then.
 
     Args:
         k1: saturation of term frequency, at least 0.
@@ -49,17 +54,23 @@ class BM25(ScoresAll):
             DataError: the store is damaged.
         """
         if self.store is None:
-            self._index = self._built()
+            self._shelved()
             return
         folder = self.store / self._digest()
         if not folder.is_dir():
             self._keep(self._built(), folder)
-        try:
-            self._index = bm25s.BM25.load(folder, mmap=True, allow_pickle=False, show_progress=False)
-        except (OSError, ValueError, KeyError) as error:
-            raise DataError(
-                f"is no whole BM25 index ({error}); remove the folder, and it is made again", folder
-            ) from error
+        self._index = _opened(folder)
+
+    def _shelved(self) -> None:
+        """Takes the index that is kept beside the items; makes and keeps it where there is none."""
+        shelf = self.corpus.shelf
+        name = f"bm25s {version('bm25s')} {self.k1} {self.b}"
+        folder = None if shelf is None else shelf.get(name)
+        if folder is None:
+            self._index = index = self._built()
+            folder = None if shelf is None else shelf.put(name, lambda path: index.save(path, show_progress=False))
+        if folder is not None:
+            self._index = _opened(folder)
 
     def _digest(self) -> str:
         """Names what an index depends on."""
@@ -160,6 +171,13 @@ class TFIDF(ScoresAll):
 def text_of(item: Item) -> str:
     """Title and text."""
     return f"{item.title} {item.text}".strip()
+
+
+def _opened(folder: Path) -> Any:
+    try:
+        return bm25s.BM25.load(folder, mmap=True, allow_pickle=False, show_progress=False)
+    except (OSError, ValueError, KeyError) as error:
+        raise DataError(f"is no whole BM25 index ({error}); remove the folder, and it is made again", folder) from error
 
 
 def _tokens(texts: list[str], ids: bool = True) -> Any:

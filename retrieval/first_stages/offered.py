@@ -12,6 +12,8 @@ from simzoo.retrieval.first_stages.first_stage import FirstStage, ScoresAll
 from simzoo.retrieval.first_stages.lexical import BM25
 from simzoo.retrieval.topk import NOTHING, Rows, Scores
 
+__all__ = ["AliasTable", "Given", "Random"]
+
 
 class Random(ScoresAll):
     """Items in random order, another one for each query.

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from simzoo.retrieval.first_stages.vector_index import (
-    Auto,
-    FaissKind,
-    Flat,
-    Floats,
-    Removed,
-    Rows,
-    VectorIndex,
-)
+from simzoo.retrieval.first_stages.vector_index import Auto, FaissKind, Flat
+from simzoo.retrieval.first_stages.vector_search import Floats, Removed, Rows, VectorIndex
 
 TAIL = 65_536  # rows that are scanned before they get an index of their own
 
@@ -46,19 +39,34 @@ class SegmentedIndex:
 
     def search(self, queries: Floats, k: int, removed: Removed | None = None) -> tuple[Rows, Floats]:
         """See `VectorIndex.search`."""
+        found = [part.search(queries, k, gone) for part, gone in self._with(removed)]
+        rows, scores = self._joined(queries, found)
+        order = np.lexsort((rows, -scores), axis=1)[:, :k]
+        return np.take_along_axis(rows, order, axis=1), np.take_along_axis(scores, order, axis=1)
+
+    def near(self, queries: Floats, k: int, removed: Removed | None = None) -> tuple[Rows, Floats]:
+        """See `VectorIndex.near`."""
+        rows, scores = self._joined(queries, [part.near(queries, k, gone) for part, gone in self._with(removed)])
+        if rows.shape[1] > k:
+            best = np.argpartition(-scores, k, axis=1)[:, :k]
+            rows, scores = np.take_along_axis(rows, best, axis=1), np.take_along_axis(scores, best, axis=1)
+        return rows, scores
+
+    def _with(self, removed: Removed | None) -> Iterator[tuple[VectorIndex, Removed | None]]:
         if removed is not self._removed:  # an index remembers what it made of the array it was given
             self._removed = removed
             self._slices = [
                 None if removed is None else removed[start : start + len(part.vectors)] for start, part in self.parts
             ]
-        rows = np.full((len(queries), 0), -1, dtype=np.int64)
-        scores = np.full((len(queries), 0), -np.inf, dtype=np.float32)
-        for (start, part), gone in zip(self.parts, self._slices, strict=True):
-            found, values = part.search(queries, k, gone)
-            rows = np.hstack([rows, np.where(found < 0, -1, found + start)])
-            scores = np.hstack([scores, values])
-        order = np.lexsort((rows, -scores), axis=1)[:, :k]
-        return np.take_along_axis(rows, order, axis=1), np.take_along_axis(scores, order, axis=1)
+        return zip((part for _, part in self.parts), self._slices, strict=True)
+
+    def _joined(self, queries: Floats, found: Sequence[tuple[Rows, Floats]]) -> tuple[Rows, Floats]:
+        """The parts' results side by side, in rows of the whole."""
+        rows = [np.where(part < 0, -1, part + start) for (start, _), (part, _) in zip(self.parts, found, strict=True)]
+        nothing = np.empty((len(queries), 0))
+        return np.hstack([nothing.astype(np.int64), *rows]), np.hstack(
+            [nothing.astype(np.float32), *(scores for _, scores in found)]
+        )
 
 
 def next_parts(

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simzoo.core.extras import extra
-from simzoo.retrieval.first_stages.vector_index import IndexKind, VectorSearch
+from simzoo.retrieval.index_kind import IndexKind, VectorSearch
+
+__all__ = ["Qdrant", "QdrantIndex"]
 
 
 @dataclass
@@ -22,6 +24,8 @@ class Qdrant(IndexKind):
         prefix: of the collections' names; a digest of the vectors follows.
         ef_search: breadth of the server's search; None: its own setting.
     """
+
+    calls_out: ClassVar[bool] = True
 
     location: str = "http://localhost:6333"
     prefix: str = "simzoo"

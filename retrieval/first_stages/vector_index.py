@@ -1,233 +1,44 @@
-"""Vector indices by inner product: a scan of all vectors, and faiss' graphs and inverted files, on disk or in memory.
+"""Kinds of vector indices by inner product: a scan of all vectors, and faiss' graphs and inverted files.
 
-What is promised: scores are inner products of the vectors themselves, computed in double precision and rounded to
-single, so that items with equal vectors tie; ties go to the lower row. At the k-th place this holds among the items
-that were looked at: the scan and faiss are asked for 64 more than k, and for 16 times as many where those still tie
-with the k-th. When more items than that tie (thousands of copies), which of them come last is left open, and nothing
-scans all vectors to find out. `Flat` is exact otherwise; the others find what their settings let them.
+What a search in one promises: `vector_search`. faiss is imported where one of its indices is built or opened.
 """
 
 from __future__ import annotations
 
-import json
 import math
-from abc import ABC, abstractmethod
-from dataclasses import asdict, dataclass
+from abc import abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 
-from simzoo.core.files import replacing
+from simzoo.core.files import read_object
+from simzoo.core.progress import progress
 from simzoo.core.records import DataError
-from simzoo.retrieval.first_stages.flat_scan import resident, scan
-from simzoo.retrieval.storage.checksums import check, described
+from simzoo.retrieval.first_stages.clusters import TRAINING, Clusters
+from simzoo.retrieval.first_stages.vector_search import (
+    INDEX,
+    SETTINGS,
+    Floats,
+    VectorIndex,
+    faiss,
+)
+from simzoo.retrieval.index_kind import IndexKind as IndexKind
+from simzoo.retrieval.storage.checksums import check
 
-try:
-    import faiss as _faiss
-except ImportError as error:
-    raise ImportError("vector indices need faiss: install the extra cpu or gpu, pip install -e .[cpu]") from error
-
-faiss: Any = _faiss  # its types know half of it
-
-Floats = NDArray[np.float32]
-Rows = NDArray[np.int64]
-Removed = NDArray[np.bool_]
-
-EXTRA = 64  # items looked at beyond the k-th, for ties
-WIDER = 16  # times as many, where these tie with the k-th
+__all__ = ["HNSW", "IVF", "IVFPQ", "Auto", "FaissKind", "Flat", "IndexKind", "VectorIndex"]
 BLOCK = 65_536  # vectors added at once
-TRAINING = 64  # vectors a list that k-means sees
-GATHERED = 1 << 23  # numbers gathered at once for scoring in double precision
-GPU_MOST = 2048  # results that faiss gives on a GPU
-SETTINGS, INDEX = "settings.json", "index.faiss"
-
-
-class VectorSearch(Protocol):
-    """What an index kind builds."""
-
-    def search(self, queries: Floats, k: int) -> tuple[Rows, Floats]:
-        """Rows (B, k) and inner products (B, k) of queries (B, d), best first; ties by lower row."""
-
-
-class IndexKind(ABC):
-    """How vectors are indexed."""
-
-    @abstractmethod
-    def build(self, vectors: Floats) -> VectorSearch:
-        """An index of vectors (N, d)."""
-
-
-class VectorIndex:
-    """N vectors and what searches them.
-
-    Args:
-        vectors: (N, d), in memory or memory-mapped; they are read, not copied.
-        kind: how they are indexed.
-        index: what faiss built over them; None: they are scanned.
-        path: of the file that ``index`` is mapped from.
-    """
-
-    def __init__(self, vectors: Floats, kind: FaissKind, index: Any = None, path: Path | None = None) -> None:
-        self.vectors: Floats = np.asarray(vectors)
-        self.kind = kind
-        self._index = index
-        self._path = path
-        self._scanned: torch.Tensor | None = None
-        self._gpu: Any = None
-        self._selected: tuple[Removed, Any] | None = None
-
-    @property
-    def exact(self) -> bool:
-        """Whether every vector is looked at."""
-        return self._index is None
-
-    def search(self, queries: Floats, k: int, removed: Removed | None = None) -> tuple[Rows, Floats]:
-        """The items with the largest inner products.
-
-        An inverted file or a graph that finds fewer than k for a query is searched again for it with all its lists or
-        nodes; what a graph cannot reach comes from a scan.
-
-        Args:
-            queries: (B, d).
-            k: results a query.
-            removed: (N,) rows that are not to be found; the array is not changed afterwards.
-
-        Returns:
-            Rows (B, k), -1 where there are no more items, and their inner products (B, k), -inf there; best first, ties
-            by lower row (see above).
-        """
-        queries = np.ascontiguousarray(queries, dtype=np.float32)
-        there = len(self.vectors) - (0 if removed is None else int(np.count_nonzero(removed)))
-        wanted = min(k, there)
-        rows = np.full((len(queries), k), -1, dtype=np.int64)
-        scores = np.full((len(queries), k), -np.inf, dtype=np.float32)
-        if wanted and len(queries):
-            asked = min(there, self.kind.asked(wanted) + EXTRA)
-            rows[:, :wanted], scores[:, :wanted], unsure = self._best(queries, wanted, asked, removed)
-            if unsure.any() and asked < there:
-                again = self._best(queries[unsure], wanted, min(there, WIDER * asked), removed)
-                rows[unsure, :wanted], scores[unsure, :wanted] = again[:2]
-        return rows, scores
-
-    def _best(
-        self, queries: Floats, k: int, asked: int, removed: Removed | None
-    ) -> tuple[Rows, Floats, NDArray[np.bool_]]:
-        """The best k of the items that are looked at, and which queries may tie at the k-th place with others."""
-        found = self._candidates(queries, asked, removed)
-        short = (found >= 0).sum(axis=1) < k
-        if short.any():
-            found[short] = self._candidates(queries[short], asked, removed, everywhere=True)
-            short = (found >= 0).sum(axis=1) < k
-        if short.any():
-            found[short] = self._scan(queries[short], asked, removed)
-        scores, longest = self._scored(queries, found)
-        order = np.lexsort((found, -scores), axis=1)
-        scores = np.take_along_axis(scores, order, axis=1)
-        rounding = 2 * math.sqrt(queries.shape[1]) * np.finfo(np.float32).eps * longest
-        unsure = scores[:, k - 1] - scores[:, -1] <= rounding * np.linalg.norm(queries, axis=1)
-        return np.take_along_axis(found, order[:, :k], axis=1), scores[:, :k], unsure
-
-    def _candidates(self, queries: Floats, asked: int, removed: Removed | None, everywhere: bool = False) -> Rows:
-        """Rows (B, asked) in no certain order, -1 for none."""
-        if self._index is None:
-            return self._scan(queries, asked, removed)
-        if removed is None and not everywhere and asked <= GPU_MOST and self._on_gpu():
-            return np.asarray(self._gpu[1].search(queries, asked, params=self.kind.parameters(self.vectors, asked))[1])
-        count = len(self.vectors) if everywhere else None
-        parameters = self.kind.parameters(self.vectors, asked, count, self._selector(removed))
-        return np.asarray(self._index.search(queries, asked, params=parameters)[1])
-
-    def _scan(self, queries: Floats, asked: int, removed: Removed | None) -> Rows:
-        if self._scanned is None:
-            self._scanned = resident(self.vectors)
-        return scan(self._scanned, queries, asked, removed)
-
-    def _scored(self, queries: Floats, rows: Rows) -> tuple[Floats, float]:
-        """Inner products (B, m), and the longest vector's length."""
-        scores, longest = np.empty(rows.shape, dtype=np.float32), 0.0
-        size = max(1, GATHERED // (rows.shape[1] * self.vectors.shape[1]))
-        for start in range(0, len(rows), size):
-            part = slice(start, start + size)
-            vectors = self.vectors[rows[part].clip(min=0)].astype(np.float64)
-            longest = max(longest, float(np.sqrt(np.einsum("bmd,bmd->bm", vectors, vectors).max())))
-            # einsum adds up each product alone: equal vectors give equal sums, wherever they stand.
-            scores[part] = np.einsum("bd,bmd->bm", queries[part].astype(np.float64), vectors)
-        scores[rows < 0] = -np.inf
-        return scores, longest
-
-    def _selector(self, removed: Removed | None) -> Any:
-        if removed is None:
-            return None
-        if self._selected is None or self._selected[0] is not removed:
-            bits = np.packbits(~removed, bitorder="little")
-            self._selected = removed, faiss.IDSelectorBitmap(bits)
-        return self._selected[1]
-
-    def _on_gpu(self) -> bool:
-        if self._gpu is None:
-            self._gpu = ()
-            if isinstance(self.kind, IVF | IVFPQ) and _gpus():
-                resources = faiss.StandardGpuResources()  # to be kept as long as the index
-                self._gpu = resources, faiss.index_cpu_to_gpu(resources, 0, self._index)
-        return bool(self._gpu)
-
-    def add(self, vectors: Floats) -> None:
-        """More vectors (M, d), in the rows behind the others. Lists and codes stay as they were trained."""
-        if self._path is not None:  # what is mapped cannot grow
-            self._index, self._path = faiss.read_index(str(self._path)), None
-        if self._index is not None:
-            self._index.add(np.ascontiguousarray(vectors, dtype=np.float32))
-        self.vectors = np.concatenate([self.vectors, vectors])
-        self._gpu = self._selected = self._scanned = None
-
-    def save(self, folder: Path) -> None:
-        """Writes how the vectors are indexed and faiss' file; the vectors themselves are the caller's to keep.
-
-        Raises:
-            OSError: there is no room.
-        """
-        folder.mkdir(parents=True, exist_ok=True)
-        if self._index is not None:
-            with replacing(folder / INDEX) as file:
-                _write(self._index, file.name)
-        count, width = self.vectors.shape
-        settings = {"class": type(self.kind).__name__, "arguments": asdict(self.kind), "count": count, "width": width}
-        settings["file"] = None if self._index is None else described(folder / INDEX)
-        with replacing(folder / SETTINGS) as file:
-            file.write(json.dumps(settings).encode())
-
-
-def open_index(folder: Path, vectors: Floats) -> VectorIndex:
-    """What `VectorIndex.save` wrote, memory-mapped.
-
-    Args:
-        folder: where.
-        vectors: (N, d), the same as when it was saved.
-
-    Raises:
-        DataError: a file is missing or damaged, or belongs to other vectors.
-    """
-    path = folder / INDEX
-    try:
-        settings = json.loads((folder / SETTINGS).read_text())
-        kind = KINDS[settings["class"]](**settings["arguments"])
-        if not isinstance(kind, Flat):
-            check(path, settings["file"])
-        index = None if isinstance(kind, Flat) else faiss.read_index(str(path), _MAPPED)
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
-        raise DataError(f"is no whole vector index ({error}); remove it and build again", folder) from error
-    found = (settings["count"], settings["width"]) if index is None else (index.ntotal, index.d)
-    if found != vectors.shape:
-        raise DataError(f"is an index of vectors {found}, expected {vectors.shape}; remove it and build again", folder)
-    return VectorIndex(vectors, kind, index, None if index is None else path)
+CODES = 256 * TRAINING  # vectors that product quantisation learns its codes from
 
 
 @dataclass
 class FaissKind(IndexKind):
     """How a faiss index is built."""
+
+    on_gpus: ClassVar[bool] = False
+    """Whether faiss searches it on a GPU where there is one."""
 
     @property
     def least(self) -> int:
@@ -239,18 +50,16 @@ class FaissKind(IndexKind):
         """An untrained faiss index for ``count`` vectors of this width; None: they are scanned."""
 
     def build(self, vectors: Floats) -> VectorIndex:
-        """Trains the index where it needs it, and adds the vectors (N, d) block by block."""
+        """An index of vectors (N, d), which are read block by block; long work says how far it is."""
         index = self.empty(vectors.shape[1], len(vectors))
         if index is not None:
-            if not index.is_trained:
-                index.train(self.training(vectors))
-            for start in range(0, len(vectors), BLOCK):
-                index.add(np.ascontiguousarray(vectors[start : start + BLOCK], dtype=np.float32))
+            self.fill(index, vectors)
         return VectorIndex(vectors, self, index)
 
-    def training(self, vectors: Floats) -> Floats:
-        """The vectors that the index is trained on: not all, and the same ones each time."""
-        return vectors
+    def fill(self, index: Any, vectors: Floats) -> None:
+        """Adds the vectors (N, d) to an empty index."""
+        for block in _blocks(vectors):
+            index.add(block)
 
     def parameters(self, vectors: Floats, asked: int, reach: int | None = None, selector: Any = None) -> Any:
         """faiss' parameters of a search for ``asked`` items.
@@ -296,13 +105,13 @@ class HNSW(FaissKind):
 
     def empty(self, width: int, count: int) -> Any:
         """See `FaissKind.empty`."""
-        index = faiss.IndexHNSWFlat(width, self.links, faiss.METRIC_INNER_PRODUCT)
+        index = faiss().IndexHNSWFlat(width, self.links, faiss().METRIC_INNER_PRODUCT)
         index.hnsw.efConstruction = self.ef_construction
         return index
 
     def parameters(self, vectors: Floats, asked: int, reach: int | None = None, selector: Any = None) -> Any:
         """See `FaissKind.parameters`."""
-        return faiss.SearchParametersHNSW(efSearch=reach or max(self.ef_search, asked), sel=selector)
+        return faiss().SearchParametersHNSW(efSearch=reach or max(self.ef_search, asked), sel=selector)
 
 
 @dataclass
@@ -313,6 +122,8 @@ class IVF(FaissKind):
         lists: number of centroids, at most the number of vectors; None: 4 sqrt(N).
         probes: lists searched a query; None: 64.
     """
+
+    on_gpus: ClassVar[bool] = True
 
     lists: int | None = None
     probes: int | None = None
@@ -326,35 +137,29 @@ class IVF(FaissKind):
         lists = self._lists(count)
         if lists > count:
             raise ValueError(f"{type(self).__name__} with {lists} lists needs at least as many vectors, got {count}")
-        quantizer = faiss.IndexFlatIP(width)
+        quantizer = faiss().IndexFlatIP(width)
         index = self._inverted(quantizer, width, lists)
-        index.cp.min_points_per_centroid = 1  # few vectors a list are no mistake: what is found is scored anew
-        index.cp.max_points_per_centroid = TRAINING
-        if _gpus():
-            index.clustering_index = faiss.index_cpu_to_all_gpus(faiss.IndexFlatIP(width))
         index.own_fields = True
         quantizer.this.disown()
         return index
 
     def _inverted(self, quantizer: Any, width: int, lists: int) -> Any:
-        half = faiss.ScalarQuantizer.QT_fp16
-        return faiss.IndexIVFScalarQuantizer(quantizer, width, lists, half, faiss.METRIC_INNER_PRODUCT, False)
+        half = faiss().ScalarQuantizer.QT_fp16
+        return faiss().IndexIVFScalarQuantizer(quantizer, width, lists, half, faiss().METRIC_INNER_PRODUCT, False)
 
-    def training(self, vectors: Floats) -> Floats:
-        """See `FaissKind.training`: 64 a list."""
-        wanted = self._trained_on(self._lists(len(vectors)))
-        if wanted >= len(vectors):
-            return vectors
-        rows = np.random.default_rng(0).choice(len(vectors), wanted, replace=False, shuffle=False)
-        return np.ascontiguousarray(vectors[np.sort(rows)], dtype=np.float32)
-
-    def _trained_on(self, lists: int) -> int:
-        return TRAINING * lists
+    def fill(self, index: Any, vectors: Floats) -> None:
+        """See `FaissKind.fill`. The lists come from `Clusters`: faiss' own k-means compares everything with all."""
+        clusters = Clusters.of(_sample(vectors, TRAINING * index.nlist), index.nlist)
+        index.quantizer.add(clusters.centroids)
+        index.train(_sample(vectors, CODES))
+        for block in _blocks(vectors):
+            lists = clusters.assign(block)
+            index.add_core(len(block), faiss().swig_ptr(block), None, faiss().swig_ptr(lists))
 
     def parameters(self, vectors: Floats, asked: int, reach: int | None = None, selector: Any = None) -> Any:
         """See `FaissKind.parameters`."""
         lists = self._lists(len(vectors))
-        return faiss.SearchParametersIVF(nprobe=min(reach or self.probes or 64, lists), sel=selector)
+        return faiss().SearchParametersIVF(nprobe=min(reach or self.probes or 64, lists), sel=selector)
 
     @property
     def least(self) -> int:
@@ -396,10 +201,7 @@ class IVFPQ(IVF):
         size = self.code_bytes or max(size for size in range(1, max(2, width // 4 + 1)) if width % size == 0)
         if width % size:
             raise ValueError(f"code_bytes = {size} does not divide the {width} dimensions of the vectors")
-        return faiss.IndexIVFPQ(quantizer, width, lists, size, 8, faiss.METRIC_INNER_PRODUCT)
-
-    def _trained_on(self, lists: int) -> int:
-        return max(super()._trained_on(lists), 256 * TRAINING)
+        return faiss().IndexIVFPQ(quantizer, width, lists, size, 8, faiss().METRIC_INNER_PRODUCT)
 
     def asked(self, k: int) -> int:
         """See `FaissKind.asked`."""
@@ -432,16 +234,60 @@ class Auto(IndexKind):
 
 KINDS: dict[str, type[FaissKind]] = {kind.__name__: kind for kind in (Flat, HNSW, IVF, IVFPQ)}
 
-# Newer versions map codes and links too; older ones the inverted lists alone.
-_MAPPED = getattr(faiss, "IO_FLAG_MMAP_IFC", faiss.IO_FLAG_MMAP)
 
+def open_index(folder: Path, vectors: Floats) -> VectorIndex:
+    """What `VectorIndex.save` wrote, memory-mapped.
 
-def _gpus() -> int:
-    return int(getattr(faiss, "get_num_gpus", int)())
+    Args:
+        folder: where.
+        vectors: (N, d), the same as when it was saved.
 
-
-def _write(index: Any, path: str) -> None:
+    Raises:
+        DataError: a file is missing or damaged, or belongs to other vectors.
+    """
+    path = folder / INDEX
     try:
-        faiss.write_index(index, path)
-    except RuntimeError as error:
-        raise OSError(f"faiss could not write {path}: {error}") from error
+        settings = read_object(folder / SETTINGS, "remove it and build again")
+        kind = KINDS[settings["class"]](**settings["arguments"])
+        if not isinstance(kind, Flat):
+            check(path, settings["file"])
+        index = None if isinstance(kind, Flat) else _mapped(path)
+        if index is not None:
+            _check_index(index, kind)
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, MemoryError) as error:
+        raise DataError(f"is no whole vector index ({error}); remove it and build again", folder) from error
+    found = (settings["count"], settings["width"]) if index is None else (index.ntotal, index.d)
+    if found != vectors.shape:
+        raise DataError(f"is an index of vectors {found}, expected {vectors.shape}; remove it and build again", folder)
+    return VectorIndex(vectors, kind, index, None if index is None else path)
+
+
+def _check_index(index: Any, kind: FaissKind) -> None:
+    """Refuses what faiss read if its settings do not say so: its file may be anybody's.
+
+    Raises:
+        ValueError: it is another kind of index.
+    """
+    expected = {HNSW: "IndexHNSWFlat", IVF: "IndexIVFScalarQuantizer", IVFPQ: "IndexIVFPQ"}[type(kind)]
+    found = type(index).__name__
+    if found != expected or index.metric_type != faiss().METRIC_INNER_PRODUCT or not index.is_trained:
+        raise ValueError(f"{INDEX} holds a {found}, expected a trained {expected} of inner products")
+
+
+def _mapped(path: Path) -> Any:
+    # Newer versions map codes and links too; older ones the inverted lists alone.
+    flags = getattr(faiss(), "IO_FLAG_MMAP_IFC", faiss().IO_FLAG_MMAP)
+    return faiss().read_index(str(path), flags)
+
+
+def _blocks(vectors: Floats) -> Iterator[Floats]:
+    for start in progress(range(0, len(vectors), BLOCK), "vectors into the index, in blocks"):
+        yield np.ascontiguousarray(vectors[start : start + BLOCK], dtype=np.float32)
+
+
+def _sample(vectors: Floats, count: int) -> Floats:
+    """At most so many of the vectors, the same ones each time."""
+    if count >= len(vectors):
+        return vectors
+    rows = np.random.default_rng(0).choice(len(vectors), count, replace=False, shuffle=False)
+    return np.ascontiguousarray(vectors[np.sort(rows)], dtype=np.float32)

@@ -12,6 +12,7 @@ from pathlib import Path
 from simzoo.core.hub import (
     MANIFEST,
     HubError,
+    check_links,
     checkpoint_files,
     explained,
     fetch,
@@ -23,6 +24,9 @@ from simzoo.core.hub import (
 )
 from simzoo.core.progress import quiet, show_table
 from simzoo.core.records import DataError
+from simzoo.retrieval.results.output import check_parts
+
+__all__ = ["ListedCheckpoint", "convert", "list_checkpoints", "main", "pull", "push", "verify"]
 
 
 def push(
@@ -78,11 +82,17 @@ def pull(name: str, to: Path | None = None) -> Path:
     Returns:
         Where it is.
     """
+    if to is not None:
+        check_parts(to)
     place = _whole(name)
+    if to is not None and to.exists() and to.resolve().is_relative_to(place.resolve()):
+        raise DataError("lies in the checkpoint itself; name another folder", to)
     if place.is_dir() and (wrong := problems(place)):
         raise DataError(f"{'; '.join(wrong)}; fetch it again", place)
     if to is not None:
         if place.is_dir():
+            if to.exists():
+                check_links(to)  # a copy would be written to where they lead
             shutil.copytree(place, to, dirs_exist_ok=True)
         else:
             to.mkdir(parents=True, exist_ok=True)
@@ -166,9 +176,12 @@ def convert(source: str, output: Path, layout: str = "simzoo") -> Path:
     """
     from simzoo.models import formats
 
+    check_parts(output)
     place = local_path(source)
     if output.resolve() == place.resolve():
         raise DataError("this is the checkpoint itself; name another folder to write", output)
+    if output.exists():
+        check_links(output)
     # Adapters that were folded in cannot be written apart again.
     getattr(formats, LAYOUTS[layout])(formats.load(place, merge=layout != "simzoo"), output)
     if layout == "simzoo" and _is_own(place):

@@ -13,6 +13,7 @@ from typing import Any
 from simzoo.core.hub import (
     INDEX,
     MANIFEST,
+    check_links,
     checkpoint_files,
     explained,
     file_sha256,
@@ -199,6 +200,8 @@ def _made(name: str, text: str) -> Upload:
 
 
 def _index(extra: Path) -> list[Upload]:
+    if extra.is_dir():
+        check_links(extra)
     if extra.is_file():
         return [_upload(f"{INDEX}/{extra.name}", extra)]
     if not extra.is_dir():

@@ -12,6 +12,17 @@ from numpy.typing import NDArray
 from simzoo.core.records import Collection, DataError
 from simzoo.retrieval.scorer import Rows, Scores
 
+__all__ = [
+    "accuracy",
+    "chosen_metrics",
+    "interval",
+    "ir_metrics",
+    "parse_measures",
+    "recall_curve",
+    "retrieved",
+    "topk_recall",
+]
+
 Values = NDArray[np.float64]
 
 EXAMPLES = "nDCG@10, RR@10, R@100, Success@1, AP"
@@ -36,6 +47,11 @@ def topk_recall(found: Rows, exact_scores: Scores, k: int) -> Values:
 
     Raises:
         ValueError: k is larger than N, the shapes do not fit, a row is found twice or is no item, or a score is NaN.
+
+    Example:
+        >>> exact = np.array([[0.1, 0.9, 0.5, 0.7]])
+        >>> topk_recall(np.array([[1, 2]]), exact, k=2).tolist()  # of rows 1 and 3, row 1 was found
+        [0.5]
     """
     queries, items = exact_scores.shape
     if not 1 <= k <= items:
@@ -58,7 +74,14 @@ def topk_recall(found: Rows, exact_scores: Scores, k: int) -> Values:
 
 
 def accuracy(first: Rows, collection: Collection, query_rows: Rows) -> Values:
-    """1 where the first item (B,) is relevant: unnormalised, a gold item that was not retrieved is a miss."""
+    """1 where the first item (B,) is relevant: unnormalised, a gold item that was not retrieved is a miss.
+
+    Example:
+        >>> from simzoo import Collection, Item, Query
+        >>> toy = Collection("toy", [Item("i0", "a boat")], [Query("q0", "ship")], judgements=[{0: 1}])
+        >>> accuracy(np.array([0]), toy, np.array([0])).tolist()
+        [1.0]
+    """
     pairs = zip(first.tolist(), query_rows.tolist(), strict=True)
     return np.array([float(collection.judgements[row].get(item, 0) > 0) for item, row in pairs])
 
@@ -97,6 +120,14 @@ def ir_metrics(items: Rows, collection: Collection, query_rows: Rows, names: Seq
 
     Raises:
         ValueError: ir-measures does not know a name, or cannot compute it here.
+
+    Example:
+        >>> from simzoo import Collection, Item, Query
+        >>> items = [Item("i0", "a boat"), Item("i1", "a house")]
+        >>> toy = Collection("toy", items, [Query("q0", "ship")], judgements=[{0: 1}])
+        >>> found = ir_metrics(np.array([[1, 0]]), toy, np.array([0]), ["RR@10", "R@2"])
+        >>> {name: values.tolist() for name, values in found.items()}
+        {'RR@10': [0.5], 'R@2': [1.0]}
     """
     measures = parse_measures(names)
     qrels = [
@@ -127,23 +158,46 @@ def interval(values: Values, seed: int = 0, samples: int = 10_000) -> tuple[floa
     Raises:
         ValueError: there are no values, or one is not finite.
     """
+    mean = _mean(values)
+    low, high = np.quantile(_deviations(values, seed, samples), [0.025, 0.975])
+    return mean, mean + float(low), mean + float(high)
+
+
+def macro_interval(groups: Sequence[Values], seed: int = 0, samples: int = 10_000) -> tuple[float, float, float]:
+    """The mean of the groups' means, and its 95 % interval: queries are drawn anew within each group.
+
+    Raises:
+        ValueError: there are no groups, or one has no values, or one that is not finite.
+    """
+    if not groups:
+        raise ValueError("a macro average needs at least one group of queries")
+    mean = float(np.mean([_mean(values) for values in groups]))
+    drawn = [_deviations(values, seed + place, samples) for place, values in enumerate(groups)]
+    low, high = np.quantile(np.mean(drawn, axis=0), [0.025, 0.975])
+    return mean, mean + float(low), mean + float(high)
+
+
+def _mean(values: Values) -> float:
     if not len(values):
         raise ValueError("an interval needs at least one query")
     if not np.isfinite(values).all():
         raise ValueError("an interval needs finite values; leave out the queries that do not count (NaN) first")
+    return float(values.mean())
+
+
+def _deviations(values: Values, seed: int, samples: int) -> Values:
+    """(samples,): how far the means of values drawn with replacement are from the mean."""
     rng = np.random.default_rng(seed)
     distinct, counts = np.unique(values, return_counts=True)
-    mean = float(values.mean())
     # Resampling the deviations leaves no rounding error between the mean and its interval where all values are equal.
-    deviations = (distinct - mean) if len(distinct) > 1 else np.zeros(1)
-    means = np.concatenate(
+    deviations = (distinct - float(values.mean())) if len(distinct) > 1 else np.zeros(1)
+    drawn: Values = np.concatenate(
         [
             rng.multinomial(len(values), counts / len(values), size=block) @ deviations / len(values)
             for block in block_sizes(samples, len(distinct))
         ]
     )
-    low, high = np.quantile(means, [0.025, 0.975])
-    return mean, mean + float(low), mean + float(high)
+    return drawn
 
 
 def block_sizes(samples: int, width: int) -> list[int]:

@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-import base64
-import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
-from simzoo.core.records import Collection, Query
+from simzoo.retrieval.results.curves import Curves, curves_html
+from simzoo.retrieval.results.examples import Example
 from simzoo.retrieval.results.run_files import write_text
-from simzoo.retrieval.scorer import Rows
-from simzoo.retrieval.searcher import Ranking
 
-Curves = Mapping[str, Mapping[int, Sequence[tuple[float, float]]]]
-"""By searcher and k: (calls a query, Top-k-Recall) points."""
-
-SHOWN = 5  # results of an example
-LENGTH = 400  # characters shown of a text
 WIDE = 3  # runs that fit beside each other; more of them stand below each other
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#666666")  # told apart by everyone
-MARKERS = "os^DvPX"
-
 STYLE = """
 :root { color-scheme: light dark; --line: #8886; --soft: #8881; --mark: #ffd54a88; --gold: #2e7d3233; --shade: #0005; }
 @media (prefers-color-scheme: dark) { :root { --shade: #fff6; } }
@@ -73,70 +61,6 @@ class RunReport:
     described: Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class Result:
-    """An item in the ranking of an example.
-
-    Attributes:
-        place: from 1; None for a relevant item that is not in the ranking.
-        score: None with ``place``.
-    """
-
-    id: str
-    title: str
-    text: str
-    relevant: bool
-    place: int | None = None
-    score: float | None = None
-
-
-@dataclass(frozen=True)
-class Example:
-    """A query and the head of its ranking.
-
-    Attributes:
-        query: with its mention, if it has one.
-        found: the first results.
-        missed: relevant items that are further down or not in the ranking.
-        depth: results in the ranking.
-    """
-
-    query: Query
-    found: Sequence[Result]
-    missed: Sequence[Result]
-    depth: int
-
-    @property
-    def hit(self) -> bool:
-        """Whether the first result is relevant."""
-        return bool(self.found) and self.found[0].relevant
-
-    @classmethod
-    def chosen(cls, collection: Collection, query_rows: Rows, ranking: Ranking, number: int) -> list[Self]:
-        """Examples in the order of the queries, but for a hit that comes first and a miss that comes next."""
-        every = [cls.of(collection, query_rows, ranking, place) for place in range(len(query_rows))]
-        first = [next((one for one in every if one.hit is hit), None) for hit in (True, False)]
-        ahead = [one for one in first if one is not None]
-        return [*ahead, *(one for one in every if one not in ahead)][:number]
-
-    @classmethod
-    def of(cls, collection: Collection, query_rows: Rows, ranking: Ranking, place: int) -> Self:
-        """The example at a place of the ranking."""
-        row = int(query_rows[place])
-        items, scores = ranking.items[place].tolist(), ranking.scores[place].tolist()
-        items = [item for item in items if item >= 0]
-        relevant = collection.relevant(row)
-
-        def result(item: int) -> Result:
-            record = collection.items[item]
-            where = items.index(item) if item in items else None
-            about = record.id, record.title, record.text, item in relevant
-            return Result(*about) if where is None else Result(*about, where + 1, scores[where])
-
-        missed = [item for item in relevant if item not in items[:SHOWN]]
-        return cls(collection.queries[row], [*map(result, items[:SHOWN])], [*map(result, missed)], len(items))
-
-
 def write_report(
     path: Path,
     runs: Sequence[RunReport],
@@ -175,9 +99,9 @@ def write_report(
         _cost(runs),
     ]
     if curves:
-        body += ["<h2>Recall</h2>", _curves(curves, x_label)]
+        body += ["<h2>Recall</h2>", curves_html(curves, x_label)]
     if examples:
-        body += ["<h2>Examples</h2>", *map(_example, examples)]
+        body += ["<h2>Examples</h2>", *(example.html() for example in examples)]
     page = (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
@@ -294,112 +218,6 @@ def _table(runs: Sequence[RunReport], lines: Mapping[str, Sequence[str]]) -> str
     )
     kind = "scroll single" if len(runs) == 1 else "scroll many" if len(runs) > WIDE else "scroll"
     return f'<div class="{kind}" tabindex=0><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
-
-
-def _curves(curves: Curves, x_label: str) -> str:
-    depths = sorted({k for points in curves.values() for k, found in points.items() if found})
-    tables = "".join(_points(curves, k, x_label) for k in depths)
-    explained = f"<p>Top-k-Recall: the share of the exact top k that was found, against {escape(x_label)}.</p>"
-    if find_spec("matplotlib") is None:
-        return f"{explained}<p>Pictures need matplotlib: pip install 'simzoo[plots]'.</p>{tables}"
-    panels = "".join(
-        f'<figure><img alt="Top-{k}-Recall against {escape(x_label)}" src="{_panel(curves, k, x_label)}"></figure>'
-        for k in depths
-    )
-    return f'{explained}<div class="panels">{panels}</div><details><summary>the numbers</summary>{tables}</details>'
-
-
-def _panel(curves: Curves, k: int, x_label: str) -> str:
-    """One panel as a data URI: a picture of its own, so that panels wrap on a narrow screen."""
-    import matplotlib
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
-
-    with matplotlib.rc_context({"svg.hashsalt": "simzoo", "font.size": 11}):
-        figure = Figure(figsize=(4.6, 3.9), layout="constrained")
-        panel = figure.subplots()
-        places = sorted({x for points in curves.values() for x, _ in points.get(k, ())})
-        for number, (name, points) in enumerate(curves.items()):
-            if points.get(k):
-                colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
-                calls, recalls = zip(*sorted(points[k]), strict=True)
-                label = name.replace("$", r"\$")
-                panel.plot(calls, recalls, color=colour, marker=marker, markersize=5, label=label)
-        panel.set(title=f"k = {k}", xlabel=x_label, ylabel=f"Top-{k}-Recall", ylim=(-0.02, 1.04))
-        if places[0] > 0 and places[-1] >= 4 * places[0]:
-            panel.set_xscale("log")
-            panel.xaxis.set_minor_locator(NullLocator())
-            panel.xaxis.set_major_formatter(ScalarFormatter())
-            apart = [x for i, x in enumerate(places) if i == 0 or x >= 1.4 * places[i - 1]]
-            panel.xaxis.set_major_locator(FixedLocator(apart))
-        panel.grid(alpha=0.3)
-        panel.legend(fontsize=9, framealpha=0.6)
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
-    return f"data:image/svg+xml;base64,{base64.b64encode(buffer.getvalue()).decode()}"
-
-
-def _points(curves: Curves, k: int, x_label: str) -> str:
-    places = sorted({x for points in curves.values() for x, _ in points.get(k, ())})
-    head = "".join(f"<th>{x:,g}</th>" for x in places)
-    rows = []
-    for name, points in curves.items():
-        known = dict(points.get(k, ()))
-        cells = "".join(f"<td>{known[x]:.4f}</td>" if x in known else "<td>-</td>" for x in places)
-        rows.append(f"<tr><th>{escape(name)}</th>{cells}</tr>")
-    return (
-        '<div class="scroll" tabindex=0><table><thead>'
-        f"<tr><th>Top-{k}-Recall by {escape(x_label)}</th>{head}</tr></thead>"
-        f"<tbody>{''.join(rows)}</tbody></table></div>"
-    )
-
-
-def _example(example: Example) -> str:
-    rows = "".join(
-        f"<tr{' class=gold' if result.relevant else ''}><td>{result.place}</td><td>{result.score:.3f}</td>"
-        f"<td class=text>{_item(result)}</td></tr>"
-        for result in example.found
-    )
-    missed = "".join(
-        f"<p><small>{f'place {result.place}' if result.place else f'not among the {example.depth} results'}: "
-        f"{_item(result)}</small></p>"
-        for result in example.missed[:SHOWN]
-    )
-    return (
-        f"<h3>{'A hit' if example.hit else 'A miss'}: {_verdict(example)}</h3>"
-        f"<p class=query>{_query(example.query)} <small>{escape(example.query.id)}</small></p>"
-        '<div class="scroll" tabindex=0><table class="results">'
-        "<thead><tr><th></th><th>score</th><th class=text>item</th></tr></thead>"
-        f"<tbody>{rows}</tbody></table></div>{missed}"
-    )
-
-
-def _verdict(example: Example) -> str:
-    if example.hit:
-        return "the first result is relevant"
-    places = [result.place for result in (*example.found, *example.missed) if result.relevant and result.place]
-    if places:
-        return f"the first relevant result is at place {min(places)}"
-    return f"none of the {example.depth} results is relevant"
-
-
-def _item(result: Result) -> str:
-    title = f"<b>{escape(result.title)}</b>: " if result.title else ""
-    badge = " <span class=badge>relevant</span>" if result.relevant else ""
-    return f"{title}{escape(_head(result.text, LENGTH))} <small>{escape(result.id)}</small>{badge}"
-
-
-def _query(query: Query) -> str:
-    if query.mention is None:
-        return escape(_head(query.text, LENGTH))
-    start, end = query.mention
-    left, right = query.text[:start], query.text[end:]
-    left = left if len(left) <= LENGTH // 2 else f"… {left[-LENGTH // 2 :]}"
-    return f"{escape(left)}<mark>{escape(query.text[start:end])}</mark>{escape(_head(right, LENGTH // 2))}"
-
-
-def _head(text: str, length: int) -> str:
-    return text if len(text) <= length else f"{text[:length].rstrip()} …"
 
 
 def _setting(value: Any) -> str:

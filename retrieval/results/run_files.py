@@ -7,6 +7,7 @@ metrics.json is one object:
 | checkpoint | ``name`` and ``sha256`` of its weights; null and null without a similarity |
 | data | ``name``, ``fingerprint`` (sha256 over records and judgements), ``notes``: what the reader counted, by reason |
 | searcher | ``name`` of the class and its settings |
+| anchors | where the queries that indexing learnt from come ``from``, and how many ``queries``; if there are some |
 | queries, k, seed | how many queries were evaluated, results a query, seed of the sample of queries |
 | truncated | how many texts were longer than the model takes |
 | metrics | by name: ``mean``, ``low``, ``high`` (95 % bootstrap interval over queries), ``queries`` that count |
@@ -15,6 +16,15 @@ metrics.json is one object:
 | index_calls | pairs scored by indexing |
 | bytes | by name, what is kept to search: the representations of queries and items |
 | command, commit, versions, threads, device, bf16 | how it was run; commit is null outside a repository |
+
+A run on several data sets has such a folder for each of them, and one above whose ``metrics`` and ``cost`` are micro
+averages, over all queries (ids are `folder/id`), with
+
+| key | value |
+|---|---|
+| macro | ``metrics`` and ``cost``: means of the data sets' means |
+| worlds | by folder: ``data``, its name; ``queries``, ``metrics``, ``cost`` |
+| lacking | metrics without averages, and the data sets that lack them |
 
 A number that is not finite is written as null, which JSON has, unlike NaN. metrics.json is written last: a folder that
 has a new one is whole.

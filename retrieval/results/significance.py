@@ -18,6 +18,8 @@ from simzoo.core.records import DataError
 from simzoo.retrieval.results.metrics import Values, block_sizes, interval
 from simzoo.retrieval.results.run_files import Run, read_run
 
+__all__ = ["Comparison", "Comparisons", "compare_runs", "holm", "paired_randomization"]
+
 PRIMARY = "nDCG@10"  # where none is named: BEIR's
 EXACT_QUERIES = 16  # up to 65,536 sign patterns, all of them are tried
 
@@ -106,6 +108,10 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
     Raises:
         ValueError: a value lies outside [0, 1].
+
+    Example:
+        >>> holm([0.01, 0.5, 0.02])
+        [0.03, 0.5, 0.04]
     """
     if not all(0 <= p <= 1 for p in p_values):
         raise ValueError(f"p values must lie between 0 and 1, got {list(p_values)}")

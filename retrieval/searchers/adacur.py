@@ -20,6 +20,8 @@ from simzoo.retrieval.searchers.rounds import Fit, Floats, InRounds
 from simzoo.retrieval.searchers.solvers import LeastNorm, System
 from simzoo.retrieval.topk import Rows, Scores
 
+__all__ = ["AdaCUR"]
+
 
 class AdaCUR(InRounds):
     """ADACUR (AXN §3, A.4): approximate scores C_q pinv(R_A) R_anc, with the anchor items A chosen adaptively.

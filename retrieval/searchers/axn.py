@@ -12,10 +12,13 @@ from simzoo.core.records import Query
 from simzoo.retrieval.first_stages.dense import Dense
 from simzoo.retrieval.first_stages.first_stage import FirstStage
 from simzoo.retrieval.searchers.dense_rounds import DenseRounds
+from simzoo.retrieval.searchers.evidence import Evidence
 from simzoo.retrieval.searchers.normalization import Normalization
 from simzoo.retrieval.searchers.rounds import Fit, Floats
 from simzoo.retrieval.searchers.solvers import LeastNorm, Ridge, System
 from simzoo.retrieval.topk import Scores
+
+__all__ = ["AXN"]
 
 
 class AXN(DenseRounds):
@@ -36,9 +39,22 @@ class AXN(DenseRounds):
         pool: search only among the first stage's top so many items; 0: among all. None: among all; but of more than
             1,048,576 whose vector index is exact, among 10,000, or 10 times the budget if that is more.
         normalize: fit s' = beta (s - alpha) on other queries so that scores match the dual encoder's; wanted where
-            ``weight`` is not 0, or where ``solver`` is a `Ridge` around the dual encoder's vector.
+            ``weight`` is not 0, or where ``solver`` is a `Ridge` or `Evidence` around the dual encoder's vector.
         query_batch: queries searched together.
         solver: how u is solved for; None: `LeastNorm`, as in the paper.
+
+    Example:
+        >>> from simzoo import AXN, Engine
+        >>> def embed(texts):
+        ...     return [[float(text.count("boat")), float(text.count("river"))] for text in texts]
+        >>> def score(pairs):
+        ...     return [text.count("river") - 0.5 * text.count("boat") for query, text in pairs]
+        >>> engine = Engine(score, embed, AXN(budget=6, rounds=2))
+        >>> texts = [f"x{' boat' * (row % 5)}{' river' * (row % 6)}" for row in range(30)]
+        >>> engine.add([str(row) for row in range(30)], texts)
+        >>> hits = engine.search("boat", k=1)  # the embedder looks for boats, the scores for rivers: 6 of 30 are enough
+        >>> hits[0].text, hits.calls
+        ('x river river river river river', 6)
     """
 
     def __init__(
@@ -51,7 +67,7 @@ class AXN(DenseRounds):
         pool: int | None = None,
         normalize: bool = False,
         query_batch: int = 32,
-        solver: LeastNorm | Ridge | None = None,
+        solver: LeastNorm | Ridge | Evidence | None = None,
     ) -> None:
         if not 0 <= weight <= 1:
             raise ValueError(f"weight is lambda in [0, 1], got {weight}")

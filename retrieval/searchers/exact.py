@@ -11,12 +11,21 @@ from simzoo.retrieval.first_stages.lexical import BM25
 from simzoo.retrieval.scorer import Scorer
 from simzoo.retrieval.searcher import Ranking, Searcher, Stopwatch
 
+__all__ = ["Exact", "Rerank", "Retrieve"]
+
 
 class Exact(Searcher):
     """Scores every item: every approximate searcher is measured against it.
 
     A search reads all representations once a batch, in blocks, and holds the best k. Growing costs nothing; the results
     are those of indexing everything at once.
+
+    Example:
+        >>> from simzoo import Engine, Exact
+        >>> engine = Engine(lambda pairs: [len(b) - len(a) for a, b in pairs], search=Exact())
+        >>> engine.add(["i0", "i1", "i2"], ["a boat", "the river bank", "a house"])
+        >>> [(hits[0].id, hits.calls) for hits in engine.search(["a boat", "ship"], k=1)]
+        [('i1', 3), ('i1', 3)]
     """
 
     @classmethod
@@ -43,6 +52,14 @@ class Rerank(Searcher):
     Args:
         first_stage: what retrieves.
         budget: items scored a query.
+
+    Example:
+        >>> from simzoo import BM25, Engine, Rerank
+        >>> engine = Engine(lambda pairs: [len(b) - len(a) for a, b in pairs], search=Rerank(BM25(), budget=2))
+        >>> engine.add(["i0", "i1", "i2"], ["a boat", "the river bank", "one more boat"])
+        >>> hits = engine.search("boat", k=2)
+        >>> [hit.id for hit in hits], hits.calls
+        (['i2', 'i0'], 2)
     """
 
     budget: int
@@ -83,6 +100,14 @@ class Retrieve(Searcher):
 
     Args:
         first_stage: what retrieves.
+
+    Example:
+        >>> from simzoo import BM25, Engine, Retrieve
+        >>> engine = Engine(search=Retrieve(BM25()))
+        >>> engine.add(["i0", "i1", "i2"], ["a boat", "the river bank", "a house"])
+        >>> hits = engine.search("bank", k=1)
+        >>> hits[0].text, hits.calls
+        ('the river bank', 0)
     """
 
     calls_similarity = False

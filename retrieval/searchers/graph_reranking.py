@@ -18,6 +18,8 @@ from simzoo.retrieval.searchers.vectors import neighbors_of
 from simzoo.retrieval.storage.graph import GraphConfig
 from simzoo.retrieval.topk import NOTHING, Rows, Scores, top_columns, top_order
 
+__all__ = ["GAR", "LADR"]
+
 
 class _Adaptive(Searcher):
     """What both share: a first stage, a neighbour graph, and rounds until the budget is spent.

@@ -20,6 +20,8 @@ from simzoo.retrieval.searchers.vectors import neighbors_of, own_vectors
 from simzoo.retrieval.storage.graph import GraphConfig
 from simzoo.retrieval.topk import NOTHING, Rows, Scores, padded
 
+__all__ = ["EntryPoints", "GraphSearch", "RandomItems", "Retrieved"]
+
 # A scored item as one number: the smaller, the better; of equal scores the lower row first. Sorting these is several
 # times faster than sorting by two keys.
 Keys = NDArray[np.int64]

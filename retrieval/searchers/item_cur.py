@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
 from simzoo.core.records import DataError, Query
+from simzoo.retrieval.first_stages.first_stage import FirstStage
 from simzoo.retrieval.searchers.cur import CUR
 from simzoo.retrieval.searchers.item_queries import item_query, with_words
 from simzoo.retrieval.topk import Rows
+
+__all__ = ["ItemCUR"]
 
 
 class ItemCUR(CUR):
@@ -27,7 +30,12 @@ class ItemCUR(CUR):
         rcond: singular values of C_anc below ``rcond`` times the largest are cut off.
         mentions: mark an item's title as the mention, as A.2 does for entity linking; False where queries have none.
         seed: of the choice of anchors.
+        first_stage: what the pool comes from; None: the corpus's embedder.
+        pool: look only at about so many items of the first stage's, the nearest; 0: at all. None: at all; but of more
+            than 1,048,576, where there is a first stage, at 10,000, or 10 times the budget if that is more.
     """
+
+    rows: ClassVar[str] = "index_items"
 
     def __init__(
         self,
@@ -37,8 +45,10 @@ class ItemCUR(CUR):
         rcond: float = 1e-6,
         mentions: bool = True,
         seed: int = 0,
+        first_stage: FirstStage | None = None,
+        pool: int | None = None,
     ) -> None:
-        super().__init__(budget, index_items, anchor_items, rcond, seed)
+        super().__init__(budget, index_items, anchor_items, rcond, seed, first_stage, pool)
         self.index_items = index_items
         self.mentions = mentions
 

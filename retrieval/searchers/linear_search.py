@@ -15,6 +15,8 @@ from simzoo.retrieval.searcher import Ranking, Searcher, Stopwatch, check_batch
 from simzoo.retrieval.searchers.vectors import own_vectors
 from simzoo.retrieval.topk import Rows, Running
 
+__all__ = ["LinearSearch"]
+
 Floats = NDArray[np.float32]
 SAMPLE = 20_000  # items that the principal components are computed from
 BLOCK = 1 << 16  # items whose approximate scores are held at once

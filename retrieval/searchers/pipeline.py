@@ -19,6 +19,8 @@ from simzoo.retrieval.topk import Rows, top_order
 if TYPE_CHECKING:
     from simzoo.models.similarity import LearnedSimilarity
 
+__all__ = ["Pipeline", "Stage"]
+
 
 @dataclass
 class Stage:

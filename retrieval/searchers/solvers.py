@@ -11,6 +11,8 @@ from torch import Tensor
 
 from simzoo.retrieval.searchers.least_squares import CUT, GrowingLeastSquares
 
+__all__ = ["LeastNorm", "Ridge", "System"]
+
 SOLVED = 8  # queries solved at once: with more, each d x d temporary is too large for malloc to use again
 
 

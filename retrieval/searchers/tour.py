@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -16,6 +16,8 @@ from simzoo.retrieval.searchers.dense_rounds import DenseRounds
 from simzoo.retrieval.searchers.normalization import Normalization
 from simzoo.retrieval.searchers.rounds import Fit, Floats
 from simzoo.retrieval.topk import Scores
+
+__all__ = ["Tour", "TourCE", "TourMSE"]
 
 LARGEST = 1e15  # entries of a query's vector: beyond, approximate scores are no longer finite in single precision
 
@@ -30,36 +32,39 @@ class Tour(DenseRounds):
     holds: `InRounds`; what growing does: `DenseRounds`.
 
     Args:
-        rate: of the gradient step.
         embeddings: the dual encoder; None: the corpus's embedder.
         first_stage: what retrieves the items of round 1; None: the dual encoder itself.
         budget: items scored a query.
-        rounds: R.
+        rounds: R; AXN's paper uses 10 on BEIR.
+        rate: of the gradient step; None: that of AXN's paper, 0.1 for TourCE and 1e-3 for TourMSE.
         pool: search only among the first stage's top so many items; see `InRounds`.
         normalize: bring exact scores to the dual encoder's scale first (AXN A.2); wanted wherever the two differ.
         query_batch: queries searched together.
     """
 
+    paper_rate: ClassVar[float]
+    """The rate that AXN's paper takes."""
+
     def __init__(
         self,
-        rate: float,
-        embeddings: Dense | None,
-        first_stage: FirstStage | None,
-        budget: int,
-        rounds: int,
-        pool: int | None,
-        normalize: bool,
-        query_batch: int,
+        embeddings: Dense | None = None,
+        first_stage: FirstStage | None = None,
+        budget: int = 100,
+        rounds: int = 5,
+        rate: float | None = None,
+        pool: int | None = None,
+        normalize: bool = False,
+        query_batch: int = 32,
     ) -> None:
         super().__init__(embeddings, first_stage, budget, rounds, pool, normalize, query_batch)
-        if not rate > 0:
+        self.rate = self.paper_rate if rate is None else rate
+        if not self.rate > 0:
             raise ValueError(f"rate is that of a gradient step and must be positive, got {rate}")
-        self.rate = rate
 
     @classmethod
     def tiny(cls, stage: Any, budget: int) -> Self:
         """See `Searcher.tiny`."""
-        return cls(embeddings=stage, budget=budget, rounds=3)  # type: ignore[call-arg]
+        return cls(stage, budget=budget, rounds=3)
 
     @abstractmethod
     def gradient(self, approximate: Tensor, exact: Tensor) -> Tensor:
@@ -71,31 +76,12 @@ class Tour(DenseRounds):
 
 
 class TourCE(Tour):
-    """TOUR-CE: L = KL(softmax(exact) || softmax(approximate)); see `Tour` for what it does and reads.
+    """TOUR-CE: L = KL(softmax(exact) || softmax(approximate)); see `Tour` for what it does, reads and is given.
 
-    Args:
-        embeddings: the dual encoder; None: the corpus's embedder.
-        first_stage: what retrieves the items of round 1; None: the dual encoder itself.
-        budget: items scored a query.
-        rounds: R; AXN's paper uses 10 on BEIR.
-        rate: of the gradient step; AXN's paper takes 0.1 of 0.1, 0.5 and 1.0.
-        pool: search only among the first stage's top so many items; see `InRounds`.
-        normalize: bring exact scores to the dual encoder's scale first.
-        query_batch: queries searched together.
+    AXN's paper takes the rate 0.1 of 0.1, 0.5 and 1.0.
     """
 
-    def __init__(
-        self,
-        embeddings: Dense | None = None,
-        first_stage: FirstStage | None = None,
-        budget: int = 100,
-        rounds: int = 5,
-        rate: float = 0.1,
-        pool: int | None = None,
-        normalize: bool = False,
-        query_batch: int = 32,
-    ) -> None:
-        super().__init__(rate, embeddings, first_stage, budget, rounds, pool, normalize, query_batch)
+    paper_rate = 0.1
 
     def gradient(self, approximate: Tensor, exact: Tensor) -> Tensor:
         """See `Tour.gradient`."""
@@ -103,32 +89,13 @@ class TourCE(Tour):
 
 
 class TourMSE(Tour):
-    """TOUR-MSE: L is the mean squared difference of the scores; see `Tour` for what it does and reads.
+    """TOUR-MSE: L is the mean squared difference of the scores; see `Tour` for what it does, reads and is given.
 
-    Args:
-        embeddings: the dual encoder; None: the corpus's embedder.
-        first_stage: what retrieves the items of round 1; None: the dual encoder itself.
-        budget: items scored a query.
-        rounds: R; AXN's paper uses 10 on BEIR.
-        rate: of the gradient step; AXN's paper takes 1e-3 of 1e-2, 1e-3 and 1e-4. Above the reciprocal of the longest
-            item vector's squared length steps may overshoot.
-        pool: search only among the first stage's top so many items; see `InRounds`.
-        normalize: bring exact scores to the dual encoder's scale first.
-        query_batch: queries searched together.
+    AXN's paper takes the rate 1e-3 of 1e-2, 1e-3 and 1e-4. Above the reciprocal of the longest item vector's squared
+    length steps may overshoot.
     """
 
-    def __init__(
-        self,
-        embeddings: Dense | None = None,
-        first_stage: FirstStage | None = None,
-        budget: int = 100,
-        rounds: int = 5,
-        rate: float = 1e-3,
-        pool: int | None = None,
-        normalize: bool = False,
-        query_batch: int = 32,
-    ) -> None:
-        super().__init__(rate, embeddings, first_stage, budget, rounds, pool, normalize, query_batch)
+    paper_rate = 1e-3
 
     def gradient(self, approximate: Tensor, exact: Tensor) -> Tensor:
         """See `Tour.gradient`."""

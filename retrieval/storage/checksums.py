@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import BinaryIO
 
@@ -55,17 +56,18 @@ def described(path: Path) -> dict[str, str | int]:
     return {"bytes": path.stat().st_size, "sample": sample_sha256(path), "sha256": whole_sha256(path)}
 
 
-def check(path: Path, expected: dict[str, str | int], every_byte: bool = False) -> None:
+def check(path: Path, expected: object, every_byte: bool = False) -> None:
     """Compares a file with what `described` said of it.
 
     Raises:
         DataError: it is missing, cut short or another one.
     """
+    if not isinstance(expected, Mapping) or not expected.keys() >= {"bytes", "sample", "sha256"}:
+        raise DataError(f"has no checksum to be compared with ({expected!r:.80}); remove it and build again", path)
     if not path.is_file() or path.stat().st_size != expected["bytes"]:
         found = f"{path.stat().st_size:,}" if path.is_file() else "no"
         raise DataError(
-            f"is missing or cut short ({found} bytes, expected {expected['bytes']:,}); remove the folder and build "
-            "again",
+            f"is missing or cut short ({found} bytes, expected {expected['bytes']}); remove the folder and build again",
             path,
         )
     found = whole_sha256(path) if every_byte else sample_sha256(path)

@@ -15,11 +15,13 @@ from numpy.lib.format import write_array_header_2_0
 from numpy.typing import NDArray
 
 from simzoo.core.extras import extra
-from simzoo.core.files import remove_scratch, replacing, reserve
+from simzoo.core.files import read_object, remove_scratch, replacing, reserve
 from simzoo.core.locks import InUse, left_over, locked
 from simzoo.core.progress import progress
 from simzoo.core.records import DataError
 from simzoo.retrieval.storage.checksums import check, described
+
+__all__ = ["GraphConfig", "build_graph", "load_graph"]
 
 Metric = Literal["l2", "inner_product"]
 Neighbors = NDArray[np.int32]
@@ -92,12 +94,14 @@ def load_graph(folder: Path, num_items: int) -> Neighbors:
         raise DataError(
             f"holds {neighbors.dtype} of shape {neighbors.shape}, expected int32 neighbours of {num_items} items", path
         )
+    if not neighbors.size:
+        raise DataError("holds no neighbours; remove the folder and build again", path)
     low, high = int(neighbors.min()), int(neighbors.max())
     if low < 0 or high >= num_items:
         raise DataError(f"names the items {low} to {high}, but they run from 0 to {num_items - 1}", path)
     if not (folder / SUMS).exists():
         raise DataError("the graph is not finished; build it again, it goes on where it was", folder)
-    check(path, json.loads((folder / SUMS).read_text()))
+    check(path, read_object(folder / SUMS, "remove the folder and build again"))
     return neighbors
 
 
@@ -131,7 +135,7 @@ def _build_on_disk(vectors: NDArray[np.float32], config: GraphConfig, folder: Pa
 def _claim(folder: Path, identity: dict[str, Any]) -> None:
     manifest = folder / "manifest.json"
     if manifest.exists():
-        found = json.loads(manifest.read_text())
+        found = read_object(manifest, "remove the folder and build again")
         differing = [key for key, value in identity.items() if found.get(key) != value]
         if differing:
             raise DataError(

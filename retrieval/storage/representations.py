@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -15,7 +16,7 @@ import torch
 from numpy.lib.format import write_array_header_2_0
 from numpy.typing import NDArray
 
-from simzoo.core.files import remove_scratch, replacing, reserve
+from simzoo.core.files import read_object, remove_scratch, replacing, reserve
 from simzoo.core.locks import InUse, left_over, locked
 from simzoo.core.progress import progress
 from simzoo.core.records import DataError
@@ -121,8 +122,15 @@ class RepresentationStore:
         path = self.folder / "parts.json"
         if not path.exists():
             raise DataError("the store is not finished; build it again, it goes on where it was", self.folder)
-        found = json.loads(path.read_text())
-        return found["parts"], found["files"]
+        found = read_object(path, "remove the folder and build again")
+        parts, files = found.get("parts"), found.get("files")
+        if isinstance(parts, dict) and isinstance(files, dict):
+            names = {f"{name}.npy" for name in parts} | {
+                f"{name}.offsets.npy" for name, ragged in parts.items() if ragged
+            }
+            if names and names == files.keys() and not any("/" in name for name in names):
+                return parts, files
+        raise DataError("does not name the store's files; remove the folder and build again", path)
 
     def _clean(self, starts: Sequence[int]) -> None:
         """Removes blocks that were joined, which a kill may have left, and half-written files."""
@@ -144,7 +152,7 @@ class RepresentationStore:
     def _claim(self) -> None:
         path = self.folder / "manifest.json"
         if path.exists():
-            found = json.loads(path.read_text())
+            found = read_object(path, "remove the folder and build again")
             differing = [key for key, value in self.identity.items() if found.get(key) != value]
             if differing:
                 raise DataError(
@@ -199,6 +207,11 @@ class RepresentationStore:
                 file.write(np.ascontiguousarray(self._block(start, key)).data)
 
     def _block(self, start: int, key: str) -> NDArray[Any]:
-        with np.load(self._path(start), allow_pickle=False) as block:
-            found: NDArray[Any] = block[key]
+        path = self._path(start)
+        try:
+            with np.load(path, allow_pickle=False) as block:
+                found: NDArray[Any] = block[key]
+        except (KeyError, OSError, ValueError, MemoryError, zipfile.BadZipFile) as error:
+            reason = str(error) or type(error).__name__
+            raise DataError(f"is damaged ({reason}); remove it, and it is made again", path) from error
         return found

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from simzoo.core.files import replacing
+from simzoo.core.files import read_object, remove_scratch, replacing
+from simzoo.core.locks import locked
 from simzoo.core.progress import progress
 from simzoo.core.records import Collection, DataError, Query
 from simzoo.retrieval.scorer import Scorer
@@ -53,14 +54,19 @@ class ScoreMatrix:
         try:
             with safe_open(path, framework="numpy") as file:
                 described = json.loads((file.metadata() or {})["matrix"])
-                return cls(
-                    tuple(described["query_ids"]),
-                    file.get_tensor("scores"),
-                    described["fingerprint"],
-                    described["checkpoint"],
-                )
-        except (SafetensorError, KeyError, json.JSONDecodeError) as error:
+                names = [described[key] for key in ("fingerprint", "checkpoint")]
+                ids = tuple(described["query_ids"])
+                held = file.get_slice("scores")
+                if held.get_dtype() != "F32" or len(held.get_shape()) != 2 or held.get_shape()[0] != len(ids):
+                    raise ValueError(f"{held.get_dtype()} scores of shape {held.get_shape()} for {len(ids)} queries")
+                if not all(isinstance(name, str) for name in (*ids, *names)) or len(set(ids)) != len(ids):
+                    raise ValueError("its names are no texts, or stand twice")
+                scores = file.get_tensor("scores")
+        except (SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
             raise DataError(f"not a whole score matrix ({error}); make it again", path) from error
+        if not np.isfinite(scores).all():
+            raise DataError("holds scores that are not finite; make it again", path)
+        return cls(ids, scores, *names)
 
     def of(self, collection: Collection) -> NDArray[np.int64]:
         """Rows of the collection's queries that the matrix holds, in its order.
@@ -74,6 +80,12 @@ class ScoreMatrix:
                 f"(fingerprint {self.fingerprint[:12]}, now {collection.fingerprint[:12]}): same version and options?"
             )
         rows = {query.id: row for row, query in enumerate(collection.queries)}
+        unknown = [name for name in self.query_ids if name not in rows]
+        if unknown or self.scores.shape[1] != len(collection.items):
+            raise DataError(
+                f"the score matrix has {self.scores.shape[1]} items and {len(unknown)} queries that are not in "
+                f"{collection.name!r}, which has {len(collection.items)} items: it is damaged; make it again"
+            )
         return np.array([rows[name] for name in self.query_ids], dtype=np.int64)
 
 
@@ -101,7 +113,8 @@ def build_matrix(
         item_block: items a shard.
 
     Raises:
-        DataError: ``folder`` holds shards of other data, another checkpoint or other blocks.
+        DataError: ``folder`` holds shards of other data, another checkpoint or other blocks, or one that is damaged.
+        InUse: another process makes them.
     """
     query_ids = [collection.queries[row].id for row in query_rows]
     manifest = {
@@ -110,7 +123,22 @@ def build_matrix(
         "checkpoint": checkpoint,
         "blocks": [query_block, item_block],
     }
-    _claim(folder, manifest)
+    with locked(folder):
+        _claim(folder, manifest)
+        remove_scratch(folder)
+        scores = _scored(scorer_of, collection, query_rows, folder, query_block, item_block)
+    return ScoreMatrix(tuple(query_ids), scores, collection.fingerprint, checkpoint)
+
+
+def _scored(
+    scorer_of: Callable[[Sequence[Query]], Scorer],
+    collection: Collection,
+    query_rows: NDArray[np.int64],
+    folder: Path,
+    query_block: int,
+    item_block: int,
+) -> NDArray[np.float32]:
+    """All scores, of which the shards that are missing are made."""
     num_items = len(collection.items)
     blocks = [(q, i) for q in range(0, len(query_rows), query_block) for i in range(0, num_items, item_block)]
     scorer, begun = None, -1  # over the queries from this place on
@@ -125,15 +153,30 @@ def build_matrix(
             np.save(file, shard)
     scores = np.empty((len(query_rows), num_items), dtype=np.float32)
     for q, i in blocks:
-        shard = np.load(folder / f"{q:06d}-{i:09d}.npy", allow_pickle=False)
-        scores[q : q + shard.shape[0], i : i + shard.shape[1]] = shard
-    return ScoreMatrix(tuple(query_ids), scores, collection.fingerprint, checkpoint)
+        place = scores[q : q + query_block, i : i + item_block]
+        place[:] = _shard(folder / f"{q:06d}-{i:09d}.npy", place.shape)
+    return scores
+
+
+def _shard(path: Path, shape: tuple[int, ...]) -> NDArray[np.float32]:
+    """A shard, mapped: a header that claims more than its file holds takes no memory."""
+    try:
+        shard: NDArray[np.float32] = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise DataError(f"is missing or damaged ({error}); remove it, and it is made again", path) from error
+    if shard.dtype != np.float32 or shard.shape != shape or not np.isfinite(shard).all():
+        raise DataError(
+            f"holds {shard.dtype} of shape {shard.shape}, expected finite scores of shape {shape}; remove it, and it "
+            "is made again",
+            path,
+        )
+    return shard
 
 
 def _claim(folder: Path, manifest: dict[str, Any]) -> None:
     path = folder / "manifest.json"
     if path.exists():
-        found = json.loads(path.read_text())
+        found = read_object(path, "remove the folder and begin again")
         differing = [key for key in manifest if found.get(key) != manifest[key]]
         if differing:
             raise DataError(

@@ -1,4 +1,4 @@
-"""A folder of columns that only grow, and the generation that says how much of them counts.
+"""A folder of columns that only grow, of which a `Generation` says how much counts.
 
 Every column is one file (a ragged one is two) to whose end rows are appended. ``generation.json`` names the lengths and
 is replaced atomically; what lies behind a length is not there. So a process that is killed at any moment leaves the old
@@ -15,7 +15,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -23,111 +23,19 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from simzoo.core.files import remove_scratch, replacing, sync_folder
+from simzoo.core.files import remove_scratch, sync_folder
 from simzoo.core.records import DataError
 from simzoo.core.reps import Ragged
 from simzoo.retrieval.storage.checksums import sample_sha256, whole_sha256
+from simzoo.retrieval.storage.generation import REMOVED, Column, Generation, Segment
 
-GENERATION = "generation.json"
 LOG = "adding.log"
-FORMAT = 1
-REMOVED = "removed"
+LOGGED = {"base", "digest", "lengths", "columns"}
 BLOCK = 16_384  # rows copied at once by a compaction
 
 Array = NDArray[Any]
 Block = Mapping[str, "Array | Ragged"]
 """Rows to be appended: (M, ...) arrays and ragged columns, by name."""
-
-
-@dataclass(frozen=True)
-class Column:
-    """What a column holds.
-
-    Attributes:
-        dtype: of a value.
-        width: shape of a value.
-        fields: sequences a row, where rows are ragged; 0: one value a row.
-    """
-
-    dtype: str
-    width: tuple[int, ...] = ()
-    fields: int = 0
-
-    @property
-    def value_bytes(self) -> int:
-        """Bytes of one value."""
-        return int(np.dtype(self.dtype).itemsize) * math.prod(self.width)
-
-
-@dataclass(frozen=True)
-class Segment:
-    """Rows that were added together, or merged since.
-
-    Attributes:
-        start: first row.
-        stop: behind the last row.
-        begins: byte at which each file's part of it begins.
-        ends: byte behind it.
-        samples: `checksums.sample_sha256` of each part, which opening compares.
-        sums: sha256 of each part, which `Columns.verify` compares.
-    """
-
-    start: int
-    stop: int
-    begins: Mapping[str, int]
-    ends: Mapping[str, int]
-    samples: Mapping[str, str]
-    sums: Mapping[str, str]
-
-
-@dataclass(frozen=True)
-class Generation:
-    """What is in the folder now.
-
-    Attributes:
-        number: counts the changes.
-        data: folder of the columns.
-        rows: N, removed ones included.
-        columns: by name.
-        lengths: bytes of each file that count.
-        segments: in the order of their rows.
-        extras: other files and folders that belong to it, in ``data``: their owner's business.
-    """
-
-    number: int = 0
-    data: str = "data-000001"
-    rows: int = 0
-    columns: Mapping[str, Column] = field(default_factory=dict)
-    lengths: Mapping[str, int] = field(default_factory=dict)
-    segments: tuple[Segment, ...] = ()
-    extras: Mapping[str, Any] = field(default_factory=dict)
-
-    @classmethod
-    def read(cls, folder: Path) -> Generation:
-        """The one on disk; the empty one, where there is none yet.
-
-        Raises:
-            DataError: the file is damaged, or of another version.
-        """
-        path = folder / GENERATION
-        try:
-            found = json.loads(path.read_text())
-            if found.pop("format") != FORMAT:
-                raise DataError("was written by another version of simzoo; build the index anew", path)
-            columns = {
-                name: Column(c["dtype"], tuple(c["width"]), c["fields"]) for name, c in found.pop("columns").items()
-            }
-            segments = tuple(Segment(**segment) for segment in found.pop("segments"))
-            return cls(columns=columns, segments=segments, **found)
-        except FileNotFoundError:
-            return cls()
-        except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
-            raise DataError(f"is damaged ({error!r}); restore the folder from a copy or build anew", path) from error
-
-    def write(self, folder: Path) -> None:
-        """Makes it the one on disk."""
-        with replacing(folder / GENERATION) as file:
-            file.write(json.dumps({"format": FORMAT, **asdict(self)}).encode())
 
 
 class Columns:
@@ -357,9 +265,9 @@ def _logged(path: Path, number: int) -> list[dict[str, Any]]:
     for line in path.read_bytes().splitlines(keepends=True) if path.exists() else ():
         try:
             entry = json.loads(line) if line.endswith(b"\n") else {}
-        except ValueError:
+        except (ValueError, RecursionError):
             entry = {}  # half a line
-        if entry.get("base") != number:
+        if not isinstance(entry, dict) or not entry.keys() >= LOGGED or entry["base"] != number:
             break
         entry["end"] = (found[-1]["end"] if found else 0) + len(line)
         found.append(entry)

@@ -115,6 +115,14 @@ class IdRun:
             file.write(np.ascontiguousarray(self.hashes).data)
             file.write(np.ascontiguousarray(self.rows).data)
 
+    def rows_below(self, count: int) -> Rows:
+        """The rows.
+
+        Raises:
+            DataError: one of them is none of ``count``.
+        """
+        return _checked(self.rows, count)
+
     def find(self, hashes: Hashes) -> tuple[Rows, Rows]:
         """Every (place in ``hashes``, row) whose hashes are equal."""
         first = np.searchsorted(self.hashes, hashes, side="left")
@@ -122,6 +130,15 @@ class IdRun:
         places = np.repeat(np.arange(len(hashes)), counts)
         steps = np.arange(len(places)) - np.repeat(np.cumsum(counts) - counts, counts)
         return places, np.asarray(self.rows[np.repeat(first, counts) + steps])
+
+
+def _checked(rows: Rows, count: int) -> Rows:
+    if rows.size and not (rows.min() >= 0 and rows.max() < count):
+        raise DataError(
+            f"the ids of the index name the rows {rows.min()} to {rows.max()}, but they run from 0 to {count - 1}; "
+            "restore its folder from a copy or build anew"
+        )
+    return rows
 
 
 def rows_of(ids: Sequence[str], runs: Sequence[IdRun], texts: TextStore, gone: NDArray[np.bool_] | None) -> Rows:
@@ -136,7 +153,8 @@ def rows_of(ids: Sequence[str], runs: Sequence[IdRun], texts: TextStore, gone: N
     found = np.full(len(ids), -1, dtype=np.int64)
     hashes = id_hashes(ids)
     for run in runs:
-        for place, row in zip(*(part.tolist() for part in run.find(hashes)), strict=True):
+        places, rows = run.find(hashes)
+        for place, row in zip(places.tolist(), _checked(rows, len(texts)).tolist(), strict=True):
             if (gone is None or not gone[row]) and texts.id(row) == ids[place]:
                 found[place] = row
     return found

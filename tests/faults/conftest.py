@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -34,6 +34,5 @@ def forks(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Callable[[int], SmallDisk]]:
     """Makes one; it is gone behind the test."""
-    folder = tmp_path / "disk"
-    yield lambda size: SmallDisk(folder, size)
-    subprocess.run(["umount", "-l", str(folder)], capture_output=True)
+    with ExitStack() as stack:
+        yield lambda size: stack.enter_context(SmallDisk(tmp_path / "disk", str(size)))

@@ -24,6 +24,8 @@ from tests.forks import ROOT, Forks
         ("7", signal.SIGINT, 2, 5),  # at once
         ("validation", signal.SIGTERM, 1, 10),
         ("start", signal.SIGINT, 1, None),
+        ("start", signal.SIGTERM, 1, None),  # where candidates are mined for the first time
+        ("epoch 1", signal.SIGTERM, 1, 10),  # and where they are mined again
     ],
 )
 def test_a_signal_ends_a_training_with_its_status_and_one_line(
@@ -123,3 +125,22 @@ def test_ctrl_c_while_it_imports_is_silent(words: list[str]) -> None:
     rest = process.stderr.read()
     assert process.wait() == -signal.SIGINT
     assert "Traceback" not in rest
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("work", ["matrix", "teach", "add"])
+def test_other_commands_stop_with_one_line(work: str, number: signal.Signals, forks: Forks, tmp_path: Path) -> None:
+    """Ctrl-C printed up to 30 lines of traceback, from which nobody learns that the same command goes on."""
+    run = forks.start("tests.fault_work:stopped", tmp_path, work, output=tmp_path / "log")
+    end = time.monotonic() + 60
+    while not (tmp_path / "begun").exists():
+        assert time.monotonic() < end, run.words()
+        time.sleep(0.01)
+    os.kill(run.pid, number)
+    assert run.wait() == 128 + number, run.words()
+    said = "what was finished is kept, go on with: simzoo evaluate 'a b'"
+    assert run.words().splitlines()[-1] == f"stopped by {number.name}; {said}"
+    assert "Traceback" not in run.words()
+    assert not list(tmp_path.rglob("writer.lock")) and not list(tmp_path.rglob("*.tmp"))
+    run = forks.run(f"tests.fault_work:{work}", tmp_path, output=tmp_path / "log")
+    assert run.wait() == 0, run.words()

@@ -11,7 +11,7 @@ import pytest
 
 from tests.forks import Forks, kinds, outcome
 
-WORK = ("train", "store", "neighbours")
+WORK = ("train", "store", "neighbours", "matrix", "teach")
 
 
 @pytest.mark.faults

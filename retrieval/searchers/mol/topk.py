@@ -17,6 +17,8 @@ from simzoo.retrieval.searchers.mol.candidates import ByComponent, ByGate, ByMea
 from simzoo.retrieval.searchers.mol.index import SEGMENT, Block, MixtureIndex
 from simzoo.retrieval.searchers.mol.searcher import Best, BlockResult, MixtureSearcher, joined
 
+__all__ = ["BruteForce", "CombTopK", "ExactMoL", "TopKAvg", "TopKGate", "TopKPerEmbd"]
+
 SEEDS = 256  # items scored first, by the mean of their logits
 AVERAGE = 512  # items scored after these, by the mean of their logits with the weights that the first ones had
 SAMPLE = 1024  # items, at most a 16th of them all, that tell what share of a query's items bounds will leave out

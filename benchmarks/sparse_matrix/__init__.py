@@ -1,0 +1,1 @@
+"""Sparse score matrices: memory, and the same bytes after kills."""
