@@ -266,6 +266,10 @@ class SquaredError(Loss):
         """See `Loss.forward`."""
         return squared_error(scores, self.taken(targets, "teacher"), targets.mask)
 
+    def count(self, targets: Targets) -> Tensor:
+        """See `Loss.count`: entries that the teacher scored."""
+        return scored(targets.mask, self.taken(targets, "teacher")).sum()
+
 
 class KLToRetriever(Loss):
     """`kl_divergence` of the model's scores to its retriever's. Lists that are drawn by a score change nothing here.

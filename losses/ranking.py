@@ -202,7 +202,7 @@ def squared_error(scores: Tensor, teacher: Tensor, mask: Tensor) -> Tensor:
     Returns:
         Scalar, the mean over all entries of the batch; 0 where there are none.
     """
-    known = mask & torch.isfinite(teacher)
+    known = scored(mask, teacher)
     errors = full(scores)[known] - teacher[known]
     return errors.square().sum() / max(errors.numel(), 1)
 

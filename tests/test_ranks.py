@@ -28,7 +28,9 @@ from simzoo.losses import (
 )
 from simzoo.models.dual_encoder import DualEncoder
 from simzoo.models.hypencoder import Hypencoder
+from simzoo.models.inductive_factorization import InductiveMatrixFactorization
 from simzoo.models.late_interaction import SumOfMax
+from simzoo.models.matrix_factorization import MatrixFactorization
 from simzoo.models.mixture_of_logits import MoL
 from simzoo.models.next_item import NextItem
 from simzoo.models.next_item_mol import NextItemMoL
@@ -52,6 +54,7 @@ HISTORIES = {
     "negatives of the batch": (NextItemLists("batch", negatives=3), SoftmaxCrossEntropy()),
     "all items": (NextItemLists("all"), SoftmaxCrossEntropy()),
 }
+FACTORIZATIONS = (MatrixFactorization, InductiveMatrixFactorization)
 MEMBERS = {2: [4, 0, 9, 2, 7, 5, 1], 4: [3, 8, 6]}
 """Of the joint batch by number of ranks: uneven shares, and one rank with none."""
 
@@ -70,7 +73,10 @@ def histories() -> Collection:
 
 def cases(ranks: int) -> list[tuple[type[LearnedSimilarity], str]]:
     """All systems on two ranks; on four, where one has nothing to do, one of each kind of representation."""
-    kinds = registered() if ranks == 2 else [DualEncoder, Hypencoder, MoL, NextItemMoL, SumOfMax]
+    every = [
+        kind for kind in registered() if not issubclass(kind, FACTORIZATIONS)
+    ]  # they learn from entries of a matrix
+    kinds = every if ranks == 2 else [DualEncoder, Hypencoder, MoL, NextItemMoL, SumOfMax]
     return [(kind, name) for kind in kinds for name in (HISTORIES if issubclass(kind, NextItem) else TEXT)]
 
 
