@@ -6,6 +6,7 @@ VENV ?= .venv
 # cpu or gpu: which build of faiss (docs/install.md).
 FAISS ?= cpu
 PYTEST_ARGS ?=
+ZOO_ARGS ?=
 
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed-$(FAISS)
@@ -13,7 +14,7 @@ WORDNET := $(VENV)/.wordnet
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test lint types imports pytest fuzz test-faults wheel zoo clean
+.PHONY: help setup demo test lint types imports pytest fuzz test-faults wheel zoo train-zoo clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
@@ -51,6 +52,9 @@ wheel: setup ## Build sdist and wheel, install the wheel into a fresh environmen
 
 zoo: setup ## Evaluate every released checkpoint on every data set at hand; write docs/zoo.md and docs/zoo.html
 	$(BIN)/python -m benchmarks.zoo.measure
+
+train-zoo: setup ## Train every released checkpoint, resumably; ZOO_ARGS="--plan" says what it takes, "--help" what else
+	$(BIN)/python -m benchmarks.zoo.train $(ZOO_ARGS)
 
 clean: ## Remove .venv, caches and out/
 	rm -rf $(VENV) out build .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis *.egg-info

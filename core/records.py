@@ -137,6 +137,8 @@ class Collection:
     empty where the data has none.
     ``own`` maps the row of a query that is an item itself to the row of that item, which is no result for it.
     ``anchors`` are other queries over the same items: an index may learn from them, and they are not evaluated.
+    ``parts[i]`` names the part of the data that query ``queries[i]`` is of, where each part is to have its own figures;
+    empty where the data has one.
 
     Example:
         >>> from simzoo import Collection, Item, Query
@@ -156,6 +158,7 @@ class Collection:
     scores: Sequence[Sequence[float]] = ()
     own: Mapping[int, int] = field(default_factory=dict)
     anchors: Sequence[Query] = ()
+    parts: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         if not self.items:
@@ -167,6 +170,10 @@ class Collection:
         if self.candidates and len(self.candidates) != len(self.queries):
             raise DataError(
                 f"collection {self.name!r} has {len(self.queries)} queries but {len(self.candidates)} candidate lists"
+            )
+        if self.parts and len(self.parts) != len(self.queries):
+            raise DataError(
+                f"collection {self.name!r} has {len(self.queries)} queries but names the parts of {len(self.parts)}"
             )
         if self.scores and [len(row) for row in self.scores] != [len(row) for row in self.candidates]:
             raise DataError(f"collection {self.name!r} needs a score for each of its candidates, or none")
@@ -230,6 +237,7 @@ class Collection:
             candidates=[self.candidates[i] for i in rows] if self.candidates else (),
             scores=[self.scores[i] for i in rows] if self.scores else (),
             own={place: self.own[i] for place, i in enumerate(rows) if i in self.own},
+            parts=[self.parts[i] for i in rows] if self.parts else (),
         )
 
     @cached_property

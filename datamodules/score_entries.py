@@ -20,6 +20,8 @@ from simzoo.datamodules.lists.base import BatchLists, TrainingLists
 from simzoo.datamodules.readers.score_entries import read_entries
 from simzoo.datamodules.sources import Source, Split
 
+__all__ = ["MatrixEntries", "ScoredPairs"]
+
 Rows = NDArray[np.int64]
 
 

@@ -18,9 +18,10 @@ from simzoo.datamodules.readers.json_lines import read_json_lines
 from simzoo.datamodules.readers.msmarco import load_msmarco
 from simzoo.datamodules.readers.pairs import Columns, collections_of, read_hub_pairs, read_pairs
 from simzoo.datamodules.readers.wordnet import DEV_WORLDS, TEST_WORLDS, TRAIN_WORLDS, find_wordnet, load_wordnet
+from simzoo.datamodules.readers.wsd import WSD_SETS, load_wsd, pooled
 from simzoo.datamodules.readers.zeshel import ZESHEL_SPLITS, load_zeshel
 
-__all__ = ["BEIR", "BLINK", "DSTC7", "MSMARCO", "Pairs", "Source", "WordNet", "ZeShEL"]
+__all__ = ["BEIR", "BLINK", "DSTC7", "MSMARCO", "WSD", "Pairs", "Source", "WordNet", "ZeShEL"]
 
 Split = Literal["train", "dev", "test"]
 
@@ -118,6 +119,42 @@ class WordNet(Source):
         worlds = load_wordnet(find_wordnet(self.root), self.titles, only=names)
         shown = "with titles" if self.titles else "without titles"
         return [replace(worlds[name], name=f"WordNet {name} {shown}") for name in names]
+
+
+class WSD(Source):
+    """The unified word-sense evaluation framework: which synset is the marked word's? See docs/wsd.md.
+
+    A query's candidates are the senses of its word, the most frequent first (first stage `Given`). All of them are
+    answered, so that accuracy is F1; it is reported of each set, and of the words with several senses ("ambiguous").
+
+    Args:
+        root: the folder that holds a folder a set.
+        wordnet: a folder with WordNet 3.0 and its index.sense; None: the usual places.
+        titles: show a synset's lemmas; without them only the meaning helps.
+        test_sets: the sets of the test split, pooled.
+        dev_sets: those of the dev split: figures of settings that were chosen on it leave it out.
+        train_sets: those of the train split; SemCor has the same layout.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        wordnet: str | None = None,
+        titles: bool = True,
+        test_sets: tuple[str, ...] = WSD_SETS,
+        dev_sets: tuple[str, ...] = ("semeval2007",),
+        train_sets: tuple[str, ...] = ("semcor",),
+    ) -> None:
+        self.root = root
+        self.wordnet = wordnet
+        self.titles = titles
+        self.sets: dict[Split, tuple[str, ...]] = {"train": train_sets, "dev": dev_sets, "test": test_sets}
+
+    def read(self, split: Split) -> list[Collection]:
+        """The sets of a split as one collection."""
+        names, shown = self.sets[split], "with titles" if self.titles else "without titles"
+        found = load_wsd(self.root, find_wordnet(self.wordnet), names, self.titles)
+        return [pooled(found, f"WSD {' + '.join(names)} {shown}")]
 
 
 class ZeShEL(Source):

@@ -37,6 +37,7 @@ __all__ = [
     "OtherPositivesCrossEntropy",
     "PairLoss",
     "SoftmaxCrossEntropy",
+    "SquaredError",
     "SumOfLosses",
     "Tempered",
     "check_needs",
@@ -195,17 +196,23 @@ class BinaryCrossEntropy(Tempered):
 
 
 class MatchLoss(Tempered):
-    """`match` against a teacher's scores.
+    """`match` against a teacher's scores: listwise distillation.
 
     Args:
         temperature: the student's scores are divided by it first.
+        teacher_temperature: the teacher's scores are divided by it first; above 1 its lower places count for more.
     """
 
     needed = frozenset({"teacher"})
 
+    def __init__(self, temperature: float = 1.0, teacher_temperature: float = 1.0) -> None:
+        super().__init__(temperature)
+        self.teacher_temperature = _positive(teacher_temperature)
+
     def forward(self, scores: Tensor, targets: Targets) -> Tensor:
         """See `Loss.forward`."""
-        return match(self.tempered(scores), self.taken(targets, "teacher"), targets.mask)
+        teacher = self.taken(targets, "teacher") / self.teacher_temperature
+        return match(self.tempered(scores), teacher, targets.mask)
 
     def count(self, targets: Targets) -> Tensor:
         """See `Loss.count`: rows that the teacher scored."""

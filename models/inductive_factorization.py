@@ -19,6 +19,8 @@ from simzoo.models.similarity import inner_products
 from simzoo.models.towers import TwoTowers
 from simzoo.models.training import Optimization
 
+__all__ = ["InductiveMatrixFactorization"]
+
 SKIP = -5.0  # w_skip at the start (A.2.2): the network's part is sigmoid(-5), 0.7 %
 
 

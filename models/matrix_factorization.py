@@ -22,6 +22,8 @@ from simzoo.models.parts.row_adam import RowAdam
 from simzoo.models.similarity import LearnedSimilarity, inner_products
 from simzoo.models.training import Optimization
 
+__all__ = ["MatrixFactorization"]
+
 BLOCK = 1 << 16  # rows of start vectors copied at once
 SCALE = 0.1  # of random start vectors: their products have this squared as deviation
 

@@ -175,7 +175,7 @@ def _without(banned: Sequence[Rows], items: Rows, scores: Scores) -> tuple[Rows,
 def accuracies(
     items: Rows, collection: Collection, query_rows: Rows, candidates: Rows | None
 ) -> dict[str, NDArray[np.float64]]:
-    """Accuracy over all queries; normalised, over those whose gold is a candidate; and of ambiguous mentions.
+    """Accuracy over all queries; normalised, over those whose gold is a candidate; of ambiguous mentions; of each part.
 
     A mention is ambiguous when the alias table lists at least two items for it. Queries that do not count are NaN.
 
@@ -194,6 +194,9 @@ def accuracies(
         aliases = [collection.queries[row].alias for row in query_rows.tolist()]
         ambiguous = np.array([alias is not None and len(collection.aliases.get(alias, ())) > 1 for alias in aliases])
         found["accuracy (ambiguous)"] = np.where(ambiguous, hits, np.nan)
+    if collection.parts:
+        of = np.array([collection.parts[row] for row in query_rows.tolist()])
+        found |= {f"accuracy ({part})": np.where(of == part, hits, np.nan) for part in dict.fromkeys(collection.parts)}
     return {name: column for name, column in found.items() if np.isfinite(column).any()}
 
 

@@ -34,7 +34,8 @@ def write_lessons(
 ) -> list[Path]:
     """Writes the records of a collection in the layout that `simzoo.datamodules.lists.FromFiles` reads.
 
-    A record has the query's relevant items, the first ``top`` others that the first stage finds, and ``random`` more.
+    A record has the query's relevant items, the first ``top`` others that the first stage finds, and ``random`` more;
+    all items, where a collection has fewer.
 
     Returns:
         The files, in order; those that are there already are not written again.
@@ -42,12 +43,7 @@ def write_lessons(
     Raises:
         DataError: the folder holds records that were made otherwise.
         InUse: another process teaches into the folder.
-        ValueError: the collection has too few items.
     """
-    if top + random + 1 > len(collection.items):
-        raise ValueError(
-            f"{collection.name} has {len(collection.items)} items, too few for {top} + {random} and a gold"
-        )
     name = hashlib.sha256(collection.fingerprint.encode()).hexdigest()[:12]
     made_by = {
         "collection": collection.name,

@@ -88,10 +88,22 @@ def test_a_gold_item_that_was_not_found(add: bool, tmp_path: Path, caplog: pytes
     for row in range(24):
         batch = part.batch([row], 0)
         assert batch.targets.labels.sum() == (1 if add or not missed[row] else 0)
-        assert len(set(batch.candidates[0].tolist())) == batch.candidates.shape[1] >= 5
+        width = batch.candidates.shape[1]
+        assert len(set(batch.candidates[0].tolist())) == width
+        # Cross-entropy passes over a list without a relevant item: nothing but its first entry is to be scored.
+        assert width == 1 if missed[row] and not add else width >= 5
         scores = torch.zeros(batch.targets.labels.shape, requires_grad=True)
         loss = SoftmaxCrossEntropy()(scores, batch.targets)
         assert (loss == 0) == (missed[row] and not add)
+
+
+def test_lists_without_a_relevant_item_stay_whole_for_other_losses(tmp_path: Path) -> None:
+    """A divergence from the retriever's scores over one entry is 0 for any model: nothing is learned of the query."""
+    data = toy(HardNegatives(hard=5, add_gold=False))
+    items = np.tile(np.arange(8), (24, 1))
+    part = mined(data, tmp_path, items, np.zeros(items.shape, np.float32), KLToRetriever())
+    missed = [row for row in range(24) if min(data.collections("train")[0].relevant(row)) >= 8]
+    assert missed and all(part.batch([row], 0).candidates.shape[1] == 5 for row in missed)
 
 
 def test_too_few_candidates_for_the_negatives(tmp_path: Path) -> None:

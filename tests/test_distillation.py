@@ -17,12 +17,13 @@ import torch
 from lightning import Trainer
 
 from simzoo.core.records import DataError
-from simzoo.datamodules.lists import FromFiles, OtherPositives
+from simzoo.core.targets import Targets
+from simzoo.datamodules.lists import FromFiles, HalvesFromFiles, OtherPositives
 from simzoo.datamodules.lists.files import Lessons
 from simzoo.datamodules.loading import Loading
 from simzoo.datamodules.readers.lessons import read_lessons
 from simzoo.datamodules.training_data import TrainingData
-from simzoo.losses import MarginMSE, OtherPositivesCrossEntropy, SumOfLosses
+from simzoo.losses import MarginMSE, MatchLoss, OtherPositivesCrossEntropy, PairLoss, SumOfLosses
 from simzoo.models.cross_encoder import CrossEncoder
 from simzoo.models.dual_encoder import DualEncoder
 from simzoo.models.formats import load, save
@@ -187,8 +188,9 @@ def test_teaching_writes_what_the_teacher_says(tmp_path: Path, monkeypatch: pyte
     assert {path: path.read_bytes() for path in files} == before
     with pytest.raises(DataError, match="was made with other top"):
         write_lessons(teacher, collection, BM25(), tmp_path / "out", 6, 3, 0)
-    with pytest.raises(ValueError, match="too few for 40 \\+ 3"):
-        write_lessons(teacher, collection, BM25(), tmp_path / "more", 40, 3, 0)
+    # Of a collection with fewer items than are asked for, all: one small world must not end a run over many.
+    for file in write_lessons(teacher, collection, BM25(), tmp_path / "more", 40, 3, 0):
+        assert all(len({item.id for item in lesson.items}) == len(rows) for lesson in read_lessons(file, "positive"))
 
 
 def test_training_on_files(tmp_path: Path) -> None:
@@ -258,3 +260,54 @@ def test_streams_train_where_the_rate_is_known(settings: Any, optimization: Opti
     rates = {"constant_with_warmup": 1e-2, "linear": 0.0}  # after the last step
     assert fit.optimizers[0].param_groups[0]["lr"] == pytest.approx(rates[optimization.schedule])
     assert any(not torch.equal(value, before[name]) for name, value in model.trained_state().items())
+
+
+def test_halves_by_hand(tmp_path: Path) -> None:
+    """Halves that overlap, a relevant item as a negative, or scores beside the wrong items teach another order."""
+    entry = record(
+        "q0",
+        ("p", 0.5, "positive"),
+        ("a", 3.0, "n"),
+        ("b", 1.0, "n"),
+        ("c", 2.0, "n"),
+        ("d", -1.0, "n"),
+        ("e", 0.0, "n"),
+    )
+    lists = HalvesFromFiles([lines(tmp_path / "a.jsonl", entry)], top=2, positive_type="positive")
+    assert lists.gives(frozenset()) == {"teacher", "halves"}
+    (lesson,) = read_lessons(tmp_path / "a.jsonl", "positive")
+    places, scores = lists.chosen(lesson, np.random.default_rng(0))
+    assert [lesson.items[place].id for place in places] == ["a", "c", "b", "d"]
+    np.testing.assert_array_equal(scores, np.array([3, 2, np.nan, np.nan], dtype=np.float32))
+    model = DualEncoder.tiny()
+    (batch,) = Lessons(lists, lists, Loading(1), model, PairLoss().needs)
+    values = model.list_scores(batch)[0]
+    expected = torch.nn.functional.softplus(values[2:] - values[:2]).mean()
+    torch.testing.assert_close(PairLoss()(values[None], batch.targets), expected)
+    with pytest.raises(DataError, match=r"'q0' has 6 items, 6 of them with a score; 3 top ones"):
+        HalvesFromFiles(lists.records, top=3, positive_type="positive").chosen(lesson, np.random.default_rng(0))
+    unscored = lines(tmp_path / "b.jsonl", *RECORDS[:1])
+    with pytest.raises(DataError, match="3 items, 2 of them with a score"):
+        lists.chosen(next(iter(read_lessons(unscored))), np.random.default_rng(0))
+
+
+def test_a_folder_of_records(tmp_path: Path) -> None:
+    """`teach` writes a file a block: a recipe that names one of hundreds would train on it alone."""
+    whole = lines(tmp_path / "whole.jsonl", *RECORDS)
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    with pytest.raises(DataError, match="parts: is a folder without files of records"):
+        list(lessons([folder]))
+    for start in range(0, 10, 2):
+        lines(folder / f"{start:03d}.jsonl", *RECORDS[start : start + 2])
+    (folder / "made_by.json").write_text("{}")
+    ids = [[batch.query_ids for batch in lessons([path])] for path in (whole, folder)]
+    assert ids[0] == ids[1] and sum(map(len, ids[0])) == 10
+
+
+def test_match_tempers_its_teacher() -> None:
+    """A teacher whose softmax has all its weight on one item teaches a label, not an order."""
+    teacher, scores = torch.tensor([[8.0, 4.0, 0.0]]), torch.tensor([[0.3, 0.1, 0.2]])
+    targets = Targets(torch.zeros(1, 3), torch.ones(1, 3, dtype=torch.bool), teacher=teacher)
+    expected = -(torch.softmax(teacher / 4, 1) * torch.log_softmax(scores / 0.1, 1)).sum()
+    torch.testing.assert_close(MatchLoss(0.1, 4.0)(scores, targets), expected)

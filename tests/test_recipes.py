@@ -59,9 +59,10 @@ def composition(recipe: Path) -> tuple[str, ...]:
 FITTED = list({composition(path): path for path in reversed(RECIPES)}.values())[::-1]
 
 
-def lessons(path: Path) -> None:
-    """Eight queries with ten items each, in the released layout."""
-    items = [{"id": f"i{n}", "content": f"text {n}", "score": n / 2, "type": "given"} for n in range(10)]
+def lessons(path: Path, size: int = 10, first: str = "given") -> None:
+    """Eight queries with so many items each, in the released layout; the type of the first one is told."""
+    items = [{"id": f"i{n}", "content": f"text {n}", "score": n / 2, "type": "given"} for n in range(size)]
+    items[0]["type"] = first
     records = [{"query": {"id": f"q{n}", "content": f"query {n}"}, "items": items} for n in range(8)]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
@@ -145,6 +146,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_msmarco(data / "msmarco")
     lessons(data / "msmarco" / "train.jsonl")
     collection(data / "msmarco" / "validation")
+    lessons(folder / "out" / "lessons-wordnet" / "a.jsonl", 36, "positive")
     collection(data / "nq320k")
     pairs(data / "pairs.jsonl")
     for split in ("train", "val"):

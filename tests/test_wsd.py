@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import gzip
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from benchmarks.wsd import measure
+from simzoo import evaluate
 from simzoo.core.records import Collection, DataError
 from simzoo.datamodules.readers.wordnet import load_synsets, load_wordnet
 from simzoo.datamodules.readers.wordnet_files import find_wordnet
 from simzoo.datamodules.readers.wsd import NOT_LISTED, OTHER_SENSE, load_wsd, pooled
+from simzoo.datamodules.sources import WSD
+from simzoo.models.dual_encoder import DualEncoder
+from simzoo.models.formats import save
+from simzoo.retrieval.searchers.rank_prior import prior_scores
 from tests.test_wordnet import write_wordnet
 
 # Keys in the order of the file, which is not that of the senses: the dish is boat's first one.
@@ -217,6 +224,77 @@ def test_synsets_are_those_of_the_worlds(wordnet: Path) -> None:
     assert {item.id: item for item in load_synsets(wordnet, items)} == items
 
 
+def other_set(root: Path) -> None:
+    """A second set, in which the gold of the first "boat" is its first sense alone."""
+    write_set(root, "other", gold=GOLD.replace("boat%1:06:00:: boat%1:06:01::", "boat%1:06:01::"))
+
+
+def test_f1_by_set_on_the_command_line(root: Path, wordnet: Path) -> None:
+    """F1 of all sets hides a set in which a model fails; words with one sense are right for everybody.
+
+    By hand: the first senses are the dish, 100 of look up and galore. In "toy" the first boat may be either and the
+    second is not the dish, look up is 200, galore is right: 2 of 4, and 1 of the 3 with several senses. In "other" the
+    same, the dish being right alone.
+    """
+    other_set(root)
+    data = ["--data", "WSD", "--data.root", str(root), "--data.wordnet", str(wordnet)]
+    data += ["--data.test_sets", "[toy, other]"]
+    first = ["--search", "Retrieve", "--search.first_stage", "Given"]
+    evaluate.main(["run", *data, *first, "--k", "2", "--output", str(root / "first")])
+    found = json.loads((root / "first" / "metrics.json").read_text())["metrics"]
+    assert {name: found[name]["mean"] for name in found if name.startswith("accuracy")} == pytest.approx(
+        {"accuracy": 1 / 2, "accuracy (toy)": 1 / 2, "accuracy (other)": 1 / 2, "accuracy (ambiguous)": 1 / 3}
+    )
+    assert found["accuracy (toy)"]["queries"] == 4 and found["accuracy (ambiguous)"]["queries"] == 6
+    save(DualEncoder.tiny(), root / "de")
+    model = ["--checkpoint", str(root / "de"), "--search", "RankPrior"]
+    evaluate.main(["run", *data, *model, "--search.weight", "1e6", "--k", "2", "--output", str(root / "prior")])
+    trec = [[line.split()[:3] for line in (root / name / "run.trec").open()] for name in ("first", "prior")]
+    assert trec[0] == trec[1]
+
+
+def test_splits_of_the_source(root: Path, wordnet: Path) -> None:
+    """A dev set that is also trained on, or sampled parts under the names of others, give figures that mean nothing."""
+    other_set(root)
+    source = WSD(root, str(wordnet), False, ("toy", "other"), ("other",), ("toy",))
+    (dev,), (train,) = source.collections("dev"), source.collections("train")
+    assert dev.queries[0].id.startswith("other.") and train.queries[0].id.startswith("toy.")
+    (whole,) = source.collections("test")
+    some = whole.with_queries([6, 0])
+    assert (whole.parts[0], list(some.parts)) == ("toy", ["other", "toy"])
+    assert not any(item.title for item in whole.items)
+    with pytest.raises(DataError, match="names the parts of 8"):
+        type(whole)(whole.name, whole.items, some.queries, some.judgements, parts=whole.parts)
+
+
+def test_the_prior_by_hand() -> None:
+    """A prior of places from 0 would be infinite at the first one, and one of the row order would be none."""
+    scores = np.array([[0.0, 1.0, 1.5, -np.inf]], dtype=np.float32)
+    expected = [0.0, 1 - 2 * np.log(2), 1.5 - 2 * np.log(3), -np.inf]
+    np.testing.assert_allclose(prior_scores(scores, 2.0)[0], expected, rtol=1e-6)
+
+
+def test_the_weight_is_chosen_on_its_set_alone(root: Path, wordnet: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A weight that is chosen on the test sets flatters them: here these want none, and the set for it a large one."""
+    other_set(root)
+    sets = load_wsd(root, wordnet, ["toy", "other"])
+    monkeypatch.setattr(measure, "DEV", "other")
+    whole = pooled(sets)
+    columns = measure.senses(whole)
+    # The second sense scores higher everywhere: wrong for the first boat of "other", right or free in "toy".
+    scores = np.where(columns >= 0, np.arange(columns.shape[1]), -np.inf).astype(np.float32)
+    scores[4:] /= 10
+    only_boat = whole.with_queries([0, 2, 3, 4])
+    kept = scores[[0, 2, 3, 4]]
+    weight = measure.chosen_weight(kept, only_boat)
+    assert weight > 0
+    right = measure.f1(prior_scores(kept, weight), only_boat)["accuracy (other)"]
+    assert np.nanmean(right) == 1
+    monkeypatch.setattr(measure, "DEV", "semeval2007")
+    with pytest.raises(ValueError, match="chosen on semeval2007"):
+        measure.chosen_weight(scores, whole)
+
+
 FIRST_SENSE = {"senseval2": 66.8, "senseval3": 66.2, "semeval2007": 55.2, "semeval2013": 63.0, "semeval2015": 67.8}
 
 
@@ -232,7 +310,8 @@ def test_the_first_sense_has_its_published_figures(shared_data: Path) -> None:
     if not (folder / "index.sense").is_file():
         pytest.skip(f"{folder} holds no index.sense: Debian's package wordnet-sense-index has it")
     sets = load_wsd(shared_data / "wsd", folder)
-    sets["ALL"] = pooled(sets)
+    (whole,) = WSD(shared_data / "wsd").collections("test")
+    sets["ALL"] = whole
     assert {name: len(found.queries) for name, found in sets.items()}["ALL"] == 7253
     for name, figure in {**FIRST_SENSE, "ALL": 65.2}.items():
         found = sets[name]

@@ -2,7 +2,7 @@
 
 from simzoo.datamodules.lists.base import BatchLists, TrainingLists
 from simzoo.datamodules.lists.distilled import Distilled
-from simzoo.datamodules.lists.files import FromFiles
+from simzoo.datamodules.lists.files import FromFiles, HalvesFromFiles
 from simzoo.datamodules.lists.negatives import GivenNegatives, HardNegatives, RandomNegatives
 from simzoo.datamodules.lists.sharing import InBatch, OtherPositives
 
@@ -11,6 +11,7 @@ __all__ = [
     "Distilled",
     "FromFiles",
     "GivenNegatives",
+    "HalvesFromFiles",
     "HardNegatives",
     "InBatch",
     "OtherPositives",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence, Set
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,12 @@ import numpy as np
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from simzoo.core.batch import Batch
-from simzoo.core.records import Collection, Item
-from simzoo.datamodules.lists.base import BatchLists, Drawn, Joining, OwnLists, as_batch
+from simzoo.core.records import Collection, DataError, Item
+from simzoo.datamodules.lists.base import BatchLists, Drawn, Joining, OwnLists, Scores, as_batch
 from simzoo.datamodules.loading import Loading, cut, uncounted
 from simzoo.datamodules.readers.lessons import Lesson, read_lessons
 
-__all__ = ["FromFiles", "Lessons", "StreamLoader"]
+__all__ = ["FromFiles", "HalvesFromFiles", "Lessons", "StreamLoader"]
 
 
 class FromFiles(OwnLists):
@@ -27,7 +28,7 @@ class FromFiles(OwnLists):
     a buffer that shuffles, so that their size does not matter; a resumed run goes on behind the records it has seen.
 
     Args:
-        records: files ending in .jsonl, .jsonl.gz or .parquet.
+        records: files ending in .jsonl, .jsonl.gz or .parquet, or folders of such files.
         positive_type: ``type`` of the relevant items; None: the first item of a record is the relevant one.
         max_negatives: at most so many of a record's other items, drawn anew in each epoch; None: all.
         buffer: records that are shuffled among each other.
@@ -53,6 +54,26 @@ class FromFiles(OwnLists):
         """See `TrainingLists.gives`: the records' scores, NaN where a record has none."""
         return frozenset({"teacher"})
 
+    @cached_property
+    def files(self) -> list[Path]:
+        """The files of the records, those of a folder by name.
+
+        Raises:
+            DataError: a folder has none.
+        """
+        return [file for path in self.records for file in _files(path)]
+
+    def chosen(self, lesson: Lesson, rng: np.random.Generator) -> tuple[list[int], Scores]:
+        """Places in a record of the items of one list, and the scores (K,) that go with them.
+
+        Here the positives and the drawn negatives, in the record's order, all with their scores.
+        """
+        negatives = [place for place, positive in enumerate(lesson.positive) if not positive]
+        if self.max_negatives is not None and len(negatives) > self.max_negatives:
+            negatives = rng.choice(negatives, self.max_negatives, replace=False).tolist()
+        kept = sorted([*(place for place, positive in enumerate(lesson.positive) if positive), *negatives])
+        return kept, np.array([lesson.scores[place] for place in kept], dtype=np.float32)
+
     def part(
         self, collection: Collection, model: Any, seed: int, needs: Set[str], joining: Joining | None = None
     ) -> BatchLists:
@@ -69,6 +90,58 @@ class FromFiles(OwnLists):
     ) -> DataLoader[Batch]:
         """See `TrainingLists.loader`: batches of the records, in an order that depends on (seed, epoch) alone."""
         return StreamLoader(Lessons(self, joining or self, loading, model, needs))
+
+
+class HalvesFromFiles(FromFiles):
+    """A teacher's top items of each record with its scores, and as many hard negatives: the first others of the record.
+
+    For `MatchLoss` and `PairLoss` (ANNCUR A.3), as `Distilled` is, from files. Relevant items are never negatives. With
+    files of `evaluate.py teach`, whose records go on in the first stage's order, these are its first ones.
+
+    Args:
+        records: as in `FromFiles`.
+        top: how many of either.
+        positive_type: as in `FromFiles`.
+        buffer: as in `FromFiles`.
+    """
+
+    def __init__(
+        self, records: list[Path], top: int = 16, positive_type: str | None = None, buffer: int = 10_000
+    ) -> None:
+        super().__init__(records, positive_type, None, buffer)
+        if top < 1:
+            raise ValueError(f"top must be at least 1, got {top}")
+        self.top = top
+
+    def gives(self, miner: Set[str]) -> frozenset[str]:
+        """See `TrainingLists.gives`."""
+        return frozenset({"teacher", "halves"})
+
+    def chosen(self, lesson: Lesson, rng: np.random.Generator) -> tuple[list[int], Scores]:
+        """See `FromFiles.chosen`.
+
+        Raises:
+            DataError: the record has too few items, or some without a score.
+        """
+        scores = np.array(lesson.scores, dtype=np.float32)
+        order = np.argsort(-scores, kind="stable")[: self.top].tolist()
+        others = [place for place in range(len(scores)) if place not in order and not lesson.positive[place]]
+        if len(others) < self.top or np.isnan(scores).any():
+            raise DataError(
+                f"query {lesson.query.id!r} has {len(scores)} items, {int(np.isfinite(scores).sum())} of them with a "
+                f"score; {self.top} top ones and as many negatives (data.lists.top) need {2 * self.top} with one and "
+                "some more for the relevant ones: teach more items a query (--top)"
+            )
+        return [*order, *others[: self.top]], np.append(scores[order], np.full(self.top, np.nan, dtype=np.float32))
+
+
+def _files(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    found = sorted(one for one in path.iterdir() if one.name.endswith((".jsonl", ".jsonl.gz", ".parquet")))
+    if not found:
+        raise DataError("is a folder without files of records (.jsonl, .jsonl.gz, .parquet)", path)
+    return found
 
 
 class StreamLoader(DataLoader[Batch]):
@@ -137,38 +210,30 @@ class Lessons(IterableDataset[Batch]):
             yield buffer[place]
 
     def _read(self) -> Iterator[Lesson]:
-        return (lesson for path in self.lists.records for lesson in read_lessons(path, self.lists.positive_type))
+        return (lesson for path in self.lists.files for lesson in read_lessons(path, self.lists.positive_type))
 
     def _share(self, lessons: Sequence[Lesson], number: int) -> Batch:
         rng = np.random.default_rng([self.loading.seed, self.epoch, 0, number])
-        kept = [self._kept(lesson, rng) for lesson in lessons]
+        chosen = [self.lists.chosen(lesson, rng) for lesson in lessons]
         if self.joining.across:
-            return cut(self._batch(lessons, kept), self.loading.share)
+            return cut(self._batch(lessons, chosen), self.loading.share)
         places = self.loading.share.places(len(lessons))
         if own := lessons[places]:
-            return self._batch(own, kept[places])
-        return uncounted(self._batch(lessons[:1], kept[:1]))
+            return self._batch(own, chosen[places])
+        return uncounted(self._batch(lessons[:1], chosen[:1]))
 
-    def _batch(self, lessons: Sequence[Lesson], kept: Sequence[list[int]]) -> Batch:
-        """Of the places of a lesson's items that are ``kept``."""
+    def _batch(self, lessons: Sequence[Lesson], chosen: Sequence[tuple[list[int], Scores]]) -> Batch:
+        """The lists of lessons, of each the places of its chosen items and their scores."""
         rows: dict[str, int] = {}
         items: list[Item] = []
         drawn = []
-        for lesson, places in zip(lessons, kept, strict=True):
+        for lesson, (places, scores) in zip(lessons, chosen, strict=True):
             for place in places:
                 item = lesson.items[place]
                 if rows.setdefault(item.id, len(items)) == len(items):
                     items.append(item)
             own = np.array([rows[lesson.items[place].id] for place in places], dtype=np.int64)
-            scores = np.array([lesson.scores[place] for place in places], dtype=np.float32)
             drawn.append(Drawn(own, own[[lesson.positive[place] for place in places]], scores))
         joined = self.joining.join(drawn, self.needs, None)
         queries = self.collate_queries([lesson.query for lesson in lessons])
         return as_batch(joined, drawn, queries, self.collate_items(items), [lesson.query.id for lesson in lessons])
-
-    def _kept(self, lesson: Lesson, rng: np.random.Generator) -> list[int]:
-        """Places of the items of one list: the positives and the drawn negatives, in the record's order."""
-        negatives = [place for place, positive in enumerate(lesson.positive) if not positive]
-        if self.lists.max_negatives is not None and len(negatives) > self.lists.max_negatives:
-            negatives = rng.choice(negatives, self.lists.max_negatives, replace=False).tolist()
-        return sorted([*(place for place, positive in enumerate(lesson.positive) if positive), *negatives])

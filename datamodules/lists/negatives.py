@@ -108,6 +108,8 @@ class HardNegatives(QueryLists):
         positive = rng.choice(pool.relevant, 1)
         if not self.add_gold and not np.isin(mined.items[row], pool.relevant).any():
             positive = positive[:0]
+            if part.joining is self and not part.needs:
+                return passed_over(pool, self.temperature is not None)
         places, kappa = draw(pool.scaled, self.hard, self.fixed, rng)
         hard = pool.rows[places]
         extra, chance = at_random(self.hard + self.random - len(hard), part, np.concatenate([pool.relevant, hard]), rng)
@@ -120,6 +122,11 @@ class HardNegatives(QueryLists):
             pool.inclusion(kappa, chance),
             by_score=self.temperature is not None,
         )
+
+
+def passed_over(pool: Pool, by_score: bool) -> Drawn:
+    """A list without a relevant item for a loss of labels alone: one negative is as good as many, and costs less."""
+    return Drawn(pool.rows[:1], pool.relevant, inclusion=pool.inclusion(-np.inf, 0.0), by_score=by_score)
 
 
 class Pool:

@@ -116,7 +116,7 @@ def load_wsd(root: Path, wordnet: Path, names: Sequence[str] = WSD_SETS, titles:
 
 
 def pooled(collections: Mapping[str, Collection], name: str = "WSD") -> Collection:
-    """The sets of one `load_wsd` as one collection: the framework's "ALL"."""
+    """The sets of one `load_wsd` as one collection, the framework's "ALL", whose parts they are."""
     parts = list(collections.values())
     aliases: dict[str, Sequence[int]] = {}
     notes: dict[str, int] = {}
@@ -132,6 +132,7 @@ def pooled(collections: Mapping[str, Collection], name: str = "WSD") -> Collecti
         candidates=[listed for part in parts for listed in part.candidates],
         aliases=aliases,
         notes=notes,
+        parts=[name for name, part in collections.items() for _ in part.queries],
     )
 
 

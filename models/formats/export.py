@@ -85,8 +85,11 @@ def save_onnx(model: LearnedSimilarity, folder: Path) -> None:
     Raises:
         TypeError: another model.
     """
-    if not isinstance(model, (CrossEncoder, DualEncoder)) or getattr(model, "item_offset", None) is not None:
-        raise TypeError(f"{type(model).__name__} has no ONNX export; dual encoders and packed cross-encoders have one")
+    if not isinstance(model, DualEncoder) and not (isinstance(model, CrossEncoder) and model.plain):
+        raise TypeError(
+            f"this {type(model).__name__} has no ONNX export; dual encoders have one, and packed cross-encoders that "
+            "score by tags or [CLS], without prior and gates"
+        )
     folder.mkdir(parents=True, exist_ok=True)
     save_tokenizer(model.text.tokenizer, folder)
     if isinstance(model, DualEncoder):
@@ -166,7 +169,7 @@ def _without_traces(path: Path) -> None:
 def _exportable(model: LearnedSimilarity) -> Encoder:
     if isinstance(model, DualEncoder) and model.item_encoder is model.query_encoder:
         encoder = model.query_encoder
-    elif isinstance(model, CrossEncoder) and model.head is not None and model.item_offset is None:
+    elif isinstance(model, CrossEncoder) and model.head is not None and model.plain:
         encoder = model.encoder
     else:
         raise TypeError(

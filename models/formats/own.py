@@ -65,6 +65,8 @@ def save(model: LearnedSimilarity, folder: str | Path, dtype: torch.dtype = torc
         local = backbone if is_local(model.arguments["backbone"]) else None
         if local is not None:
             arguments["backbone"] |= {"name": INSIDE, "revision": None}
+    if arguments.get("prior"):
+        arguments["prior"] |= {"checkpoint": None}  # its weights are among the model's
     config = {"format": FORMAT, "class": f"{type(model).__module__}.{type(model).__qualname__}", "arguments": arguments}
     state = model.trained_state()  # whole numbers in it (keys of rows) keep their type
     tensors = {n: (v.to(dtype) if v.is_floating_point() else v).contiguous().cpu() for n, v in state.items()}
@@ -147,7 +149,7 @@ def _own(folder: Path, merge: bool) -> LearnedSimilarity:
     _load_weights(model, folder / "model.safetensors")
     model.weights_sha256 = file_sha256(folder / "model.safetensors")
     if merge:
-        for part in model.children():
+        for part in list(model.modules()):
             if isinstance(part, TRANSFORMERS):
                 part.merge()
     return model
@@ -167,7 +169,7 @@ def similarity_class(folder: Path) -> type[LearnedSimilarity]:
 
 
 def _in_dtype(model: LearnedSimilarity, dtype: torch.dtype) -> LearnedSimilarity:
-    for part in model.children():
+    for part in list(model.modules()):
         if isinstance(part, TRANSFORMERS):
             part.to(dtype)
     return model

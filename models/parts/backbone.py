@@ -216,6 +216,33 @@ class Encoder(nn.Module):
         """
         return len(self._layers())
 
+    @property
+    def heads(self) -> int:
+        """Attention heads of a layer; raises as `depth`."""
+        return int(self._layers()[0].attention.self.num_attention_heads)
+
+    def crossing(
+        self, ids: Tensor, mask: Tensor, second: Tensor, gates: Tensor, types: Tensor | None, positions: Tensor | None
+    ) -> Tensor:
+        """Last states (B, L, h) of two texts in a row, between which attention is gated.
+
+        What a head reads is own + gate (both - own): own with the tokens of the token's text alone, both with all.
+
+        Args:
+            ids: (B, L) token ids.
+            mask: (B, L) bool, True at real tokens.
+            second: (B, L) int64, 1 at tokens of the second text.
+            gates: (layers, heads), 0: closed, 1: open.
+            types: as in `forward`.
+            positions: as in `forward`.
+        """
+        both = mask[:, None, None, :]
+        own = (second[:, None, :, None] == second[:, None, None, :]) & both
+        hidden: Tensor = self._base().embeddings(input_ids=ids, token_type_ids=types, position_ids=positions)
+        for layer, gate in zip(self._layers(), gates, strict=True):
+            hidden = _layer_at(layer, hidden, hidden, both, (own, gate))
+        return hidden.float()
+
     def lower(self, ids: Tensor, mask: Tensor, layers: int) -> Tensor:
         """States (B, L, h) after the first so many layers of a backbone that is built of BERT's."""
         hidden: Tensor = self._base().embeddings(input_ids=ids)
@@ -305,21 +332,34 @@ def _bert_layers(model: Any) -> list[Any] | None:
     return list(model.encoder.layer)
 
 
-def _layer_at(layer: Any, hidden: Tensor, queries: Tensor, attend: Tensor | None) -> Tensor:
-    """One post-norm layer: keys and values from ``hidden`` (B, L, h), output for ``queries`` (B, P, h)."""
+def _layer_at(
+    layer: Any, hidden: Tensor, queries: Tensor, attend: Tensor | None, gated: tuple[Tensor, Tensor] | None = None
+) -> Tensor:
+    """One post-norm layer: keys and values from ``hidden`` (B, L, h), output for ``queries`` (B, P, h).
+
+    Args:
+        layer: of the backbone.
+        hidden: states.
+        queries: states whose output is wanted.
+        attend: what they read; None: everything.
+        gated: what they always read (B, 1, P, L), and how much (heads,) each head reads of the rest of ``attend``.
+    """
     attention = layer.attention.self
     heads, width = attention.num_attention_heads, attention.attention_head_size
 
     def split(states: Tensor) -> Tensor:
         return states.view(states.shape[0], states.shape[1], heads, width).transpose(1, 2)
 
-    context = nn.functional.scaled_dot_product_attention(
-        split(attention.query(queries)),
-        split(attention.key(hidden)),
-        split(attention.value(hidden)),
-        attn_mask=attend,
-        dropout_p=attention.dropout.p if attention.training else 0.0,
-    )
+    query, key, value = split(attention.query(queries)), split(attention.key(hidden)), split(attention.value(hidden))
+
+    def read(what: Tensor | None) -> Tensor:
+        dropout = attention.dropout.p if attention.training else 0.0
+        return nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=what, dropout_p=dropout)
+
+    context = read(attend)
+    if gated is not None:
+        own = read(gated[0])
+        context = own + gated[1][:, None, None].to(own.dtype) * (context - own)
     context = context.transpose(1, 2).reshape(queries.shape)
     attended = layer.attention.output(context, queries)
     output: Tensor = layer.output(layer.intermediate(attended), attended)

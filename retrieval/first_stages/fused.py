@@ -13,6 +13,8 @@ from simzoo.retrieval.first_stages.first_stage import FirstStage
 from simzoo.retrieval.first_stages.lexical import BM25
 from simzoo.retrieval.topk import Rows, Scores, top_order
 
+__all__ = ["Fused"]
+
 
 class Fused(FirstStage):
     """Reciprocal rank fusion: an item's score is the sum over the stages of 1 / (constant + its rank there).

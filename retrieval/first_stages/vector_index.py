@@ -28,7 +28,7 @@ from simzoo.retrieval.first_stages.vector_search import (
 from simzoo.retrieval.index_kind import IndexKind as IndexKind
 from simzoo.retrieval.storage.checksums import check
 
-__all__ = ["HNSW", "IVF", "IVFPQ", "Auto", "FaissKind", "Flat", "IndexKind", "VectorIndex"]
+__all__ = ["HNSW", "IVF", "IVFPQ", "Auto", "FaissKind", "Flat"]
 BLOCK = 65_536  # vectors added at once
 CODES = 256 * TRAINING  # vectors that product quantisation learns its codes from
 

@@ -9,6 +9,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+__all__ = ["Evidence"]
+
 GRID = 10.0 ** torch.arange(-5.0, 3.01, 0.25, dtype=torch.float64)  # strengths that are compared
 FLAT = 1e-12  # scores that differ from the centre's by less than this share have nothing to explain
 
