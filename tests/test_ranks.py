@@ -72,12 +72,15 @@ def histories() -> Collection:
 
 
 def cases(ranks: int) -> list[tuple[type[LearnedSimilarity], str]]:
-    """All systems on two ranks; on four, where one has nothing to do, one of each kind of representation."""
+    """Every system on two ranks; on four, of which one has nothing to do, one of each kind of representation."""
     every = [
         kind for kind in registered() if not issubclass(kind, FACTORIZATIONS)
-    ]  # they learn from entries of a matrix
-    kinds = every if ranks == 2 else [DualEncoder, Hypencoder, MoL, NextItemMoL, SumOfMax]
-    return [(kind, name) for kind in kinds for name in (HISTORIES if issubclass(kind, NextItem) else TEXT)]
+    ]  # they learn from a matrix's entries
+    found = []
+    for kind in every if ranks == 2 else [DualEncoder, Hypencoder, MoL, NextItemMoL, SumOfMax]:
+        lists = HISTORIES if issubclass(kind, NextItem) else TEXT
+        found += [(kind, name) for name in lists if name != "other positives" or kind in (DualEncoder, Hypencoder)]
+    return found
 
 
 def made(kind: type[LearnedSimilarity], name: str) -> tuple[LearnedSimilarity, BatchLists]:
