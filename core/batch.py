@@ -28,6 +28,8 @@ class Batch:
             ``targets`` have a row for each position, sequence after sequence.
         shared: (S,) rows of ``items`` that are candidates of every position, behind its own: their scores are one
             matrix product. ``targets`` have K + S columns then. None without them.
+        shares: where the ranks that train together have the same ``items``: how many of them, in order, each rank
+            encodes. None: each encodes all of its own.
     """
 
     queries: Reps
@@ -37,6 +39,7 @@ class Batch:
     query_ids: list[str]
     every_position: bool = False
     shared: Tensor | None = None
+    shares: list[int] | None = None
 
     def pin_memory(self) -> Self:
         """A copy in page-locked memory; torch's loader calls it."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from simzoo.core.batch import Batch
-from simzoo.core.reps import take
+from simzoo.core.reps import num_rows, take
 
 __all__ = ["Loading"]
 
@@ -21,14 +22,36 @@ def _at_the_start() -> tuple[int, int]:
 
 
 @dataclass(frozen=True)
+class Share:
+    """The part of a joint batch that one of the ranks gets that train together.
+
+    Attributes:
+        rank: of this process.
+        world_size: processes that share the batch.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+
+    def places(self, count: int) -> slice:
+        """Of ``count`` things those of this rank, as many as any other's or one less; none where there are too few."""
+        return slice(count * self.rank // self.world_size, count * (self.rank + 1) // self.world_size)
+
+    def counts(self, count: int) -> list[int]:
+        """How many of ``count`` things each rank gets."""
+        bounds = [count * rank // self.world_size for rank in range(self.world_size + 1)]
+        return [stop - start for start, stop in itertools.pairwise(bounds)]
+
+
+@dataclass(frozen=True)
 class Loading:
     """How batches are loaded.
 
     Attributes:
-        batch_size: queries a batch.
+        batch_size: queries of a rank's batch.
         seed: of the order.
         rank: of this process.
-        world_size: processes; each loads its own batches.
+        world_size: processes; each gets its share of joint batches of ``world_size * batch_size`` queries.
         workers: processes that make batches ahead; 0: none.
         pin_memory: copy batches into memory that a GPU reads faster.
         place: (epoch, batches done) of the trainer.
@@ -41,6 +64,16 @@ class Loading:
     workers: int = 0
     pin_memory: bool = False
     place: Callable[[], tuple[int, int]] = _at_the_start
+
+    @property
+    def share(self) -> Share:
+        """This rank's."""
+        return Share(self.rank, self.world_size)
+
+    @property
+    def joint_size(self) -> int:
+        """Queries of a batch of all ranks."""
+        return self.batch_size * self.world_size
 
     @property
     def options(self) -> dict[str, Any]:
@@ -56,6 +89,9 @@ class Batched(Protocol):
     def batch(self, members: Sequence[int], epoch: int) -> Batch:
         """The batch of these members in an epoch; depends on (seed, epoch, member) alone."""
 
+    def share(self, members: Sequence[int], epoch: int, share: Share) -> Batch:
+        """A rank's share of it."""
+
 
 class Lists(Dataset[Batch]):
     """A dataset over batches: an index is a list of (collection, member) and the epoch is set by the loader.
@@ -63,15 +99,16 @@ class Lists(Dataset[Batch]):
     The members of `EMPTY` make a batch of no queries.
     """
 
-    def __init__(self, lists: Sequence[Batched]) -> None:
+    def __init__(self, lists: Sequence[Batched], share: Share | None = None) -> None:
         self.lists = lists
+        self.shared = share or Share()
         self.epoch = 0
 
     def __getitems__(self, places: list[tuple[int, int]]) -> list[Batch]:
         members = [member for _, member in places]
         if members == [EMPTY]:
             return [without_queries(self.lists[places[0][0]].batch([0], self.epoch))]
-        return [self.lists[places[0][0]].batch(members, self.epoch)]
+        return [self.lists[places[0][0]].share(members, self.epoch, self.shared)]
 
 
 EMPTY = -1
@@ -85,10 +122,45 @@ def without_queries(batch: Batch) -> Batch:
     return Batch(take(batch.queries, rows), batch.items, batch.candidates[:0], targets, [])
 
 
+def uncounted(batch: Batch) -> Batch:
+    """The batch without a candidate that counts: for a rank whose share of a small batch is empty.
+
+    It takes part in the step, so that no rank waits for it, and adds nothing to the loss.
+    """
+    labels, mask = batch.targets.labels, batch.targets.mask
+    targets = replace(batch.targets, labels=torch.zeros_like(labels), mask=torch.zeros_like(mask))
+    return replace(batch, targets=targets)
+
+
+def cut(batch: Batch, share: Share) -> Batch:
+    """A rank's share of a joint batch: some of its queries and, to be encoded, some of its items.
+
+    All ranks keep the same items. Where there are fewer items than ranks, each encodes all of them.
+    """
+    if share.world_size == 1:
+        return batch
+    queries, items = len(batch.query_ids), num_rows(batch.items)
+    places = share.places(queries)
+    empty = places.start == places.stop
+    rows = torch.arange(queries)[slice(0, 1) if empty else places]
+    parts: dict[str, Any] = {part.name: getattr(batch.targets, part.name) for part in fields(batch.targets)}
+    targets: dict[str, Any] = {name: None if part is None else part[rows] for name, part in parts.items()}
+    own = Batch(
+        take(batch.queries, rows),
+        batch.items,
+        batch.candidates if len(batch.candidates) == 1 else batch.candidates[rows],
+        replace(batch.targets, **targets),
+        [batch.query_ids[row] for row in rows.tolist()],
+        shares=share.counts(items) if items >= share.world_size else None,
+    )
+    return uncounted(own) if empty else own
+
+
 class CollectionBatches(Sampler[list[tuple[int, int]]]):
     """Batches of (collection, member), each from one collection; the order depends on (seed, epoch) alone.
 
-    Every rank gets the same number of batches, its own ones.
+    They are joint batches of all ranks: every rank takes the same steps, and N ranks train as one process does whose
+    batches are N times as large.
     """
 
     def __init__(self, sizes: Sequence[int], loading: Loading) -> None:
@@ -98,18 +170,17 @@ class CollectionBatches(Sampler[list[tuple[int, int]]]):
         self.start = 0
 
     def __len__(self) -> int:
-        return sum(-(-size // self.loading.batch_size) for size in self.sizes) // self.loading.world_size
+        return sum(-(-size // self.loading.joint_size) for size in self.sizes)
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
         rng = np.random.default_rng([self.loading.seed, self.epoch])
-        step = self.loading.batch_size
+        step = self.loading.joint_size
         batches = []
         for i, size in enumerate(self.sizes):
             order = rng.permutation(size)
             batches += [[(i, int(m)) for m in order[j : j + step]] for j in range(0, size, step)]
-        shuffled = rng.permutation(len(batches))[self.loading.rank :: self.loading.world_size][: len(self)]
         start, self.start = self.start, 0
-        for index in shuffled[start:]:
+        for index in rng.permutation(len(batches))[start:]:
             yield batches[index]
 
 

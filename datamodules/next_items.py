@@ -16,6 +16,7 @@ from simzoo.core.records import Collection, DataError, History, Item
 from simzoo.core.reps import Ragged, Reps, take
 from simzoo.core.targets import Targets
 from simzoo.datamodules.lists.base import BatchLists, TrainingLists
+from simzoo.datamodules.loading import Share, uncounted
 from simzoo.datamodules.readers.interactions import Interactions, Layout, load_interactions
 from simzoo.datamodules.sources import Source, Split
 
@@ -228,10 +229,19 @@ class NextItemTraining(_Histories):
 
     def batch(self, members: Sequence[int], epoch: int) -> Batch:
         """See `BatchLists.batch`. T positions, with (T, 1 + negatives) candidates, or (T, 1) and shared ones."""
+        return self._drawn(members, epoch, members[0])
+
+    def share(self, members: Sequence[int], epoch: int, share: Share) -> Batch:
+        """See `BatchLists.share`: negatives of the batch are drawn for all ranks together, others for each rank."""
+        own = members[share.places(len(members))]
+        first = members[0] if self.lists.sampling == "batch" or not own else own[0]
+        return self._drawn(own, epoch, first) if own else uncounted(self._drawn(members[:1], epoch, first))
+
+    def _drawn(self, members: Sequence[int], epoch: int, first: int) -> Batch:
         positives = np.concatenate([self.targets[member] for member in members])
         users = np.repeat(np.arange(len(members)), [len(self.targets[member]) for member in members])
         # A batch's members are drawn anew in every epoch, so that its first one tells it from the others.
-        rng = np.random.default_rng([self.seed, epoch, members[0]])
+        rng = np.random.default_rng([self.seed, epoch, first])
         shared = None
         candidates = positives[:, None]
         if self.lists.sampling == "position":

@@ -16,9 +16,12 @@ from simzoo.losses.ranking import (
     in_batch_cross_entropy,
     kl_divergence,
     margin_mse,
+    margins,
     match,
     other_positives_cross_entropy,
     pair,
+    positives,
+    scored,
     softmax_cross_entropy,
     squared_error,
 )
@@ -56,6 +59,14 @@ class Loss(nn.Module, ABC):
     def forward(self, scores: Tensor, targets: Targets) -> Tensor:
         """Scalar loss of scores (B, K)."""
 
+    @abstractmethod
+    def count(self, targets: Targets) -> Tensor:
+        """How many terms `forward` is the mean of, a scalar: what a rank's share of a batch weighs in the whole."""
+
+    def parts(self) -> list[tuple[float, Loss]]:
+        """The losses that this one is the weighted sum of, each the mean of its own number of terms."""
+        return [(1.0, self)]
+
     def taken(self, targets: Targets, name: str) -> Tensor:
         """A part of the targets.
 
@@ -79,8 +90,7 @@ def check_needs(loss: Loss, gives: Set[str], lists: str) -> None:
     Raises:
         ValueError: names every loss and what it lacks.
     """
-    parts = loss.losses if isinstance(loss, SumOfLosses) else [loss]
-    lacking = {type(part).__name__: sorted(part.needs - gives) for part in parts if isinstance(part, Loss)}
+    lacking = {type(part).__name__: sorted(part.needs - gives) for _, part in loss.parts()}
     told = [f"{name} needs {' and '.join(NEEDS[need] for need in needs)}" for name, needs in lacking.items() if needs]
     if told:
         raise ValueError(f"{'; '.join(told)}. {lists} cannot give that")
@@ -124,8 +134,14 @@ class SoftmaxCrossEntropy(Tempered):
 
     def forward(self, scores: Tensor, targets: Targets) -> Tensor:
         """See `Loss.forward`."""
-        log_q = targets.log_q if self.corrected else None
-        return softmax_cross_entropy(self.tempered(scores), targets.labels, targets.mask, log_q)
+        return softmax_cross_entropy(self.tempered(scores), targets.labels, targets.mask, self._log_q(targets))
+
+    def count(self, targets: Targets) -> Tensor:
+        """See `Loss.count`: rows that have a positive."""
+        return positives(targets.labels, targets.mask, self._log_q(targets)).any(dim=1).sum()
+
+    def _log_q(self, targets: Targets) -> Tensor | None:
+        return targets.log_q if self.corrected else None
 
 
 class BatchCrossEntropy(Tempered):
@@ -149,6 +165,10 @@ class BatchCrossEntropy(Tempered):
         """(B, K), or None where it is not taken off."""
         return self.taken(targets, "batch_log_q") if self.corrected else None
 
+    def count(self, targets: Targets) -> Tensor:
+        """See `Loss.count`: pairs of a query and a positive."""
+        return positives(targets.labels, targets.mask, self.batch_log_q(targets)).sum()
+
 
 class InBatchCrossEntropy(BatchCrossEntropy):
     """`in_batch_cross_entropy`: made for `simzoo.datamodules.lists.InBatch`."""
@@ -170,6 +190,10 @@ class BinaryCrossEntropy(Tempered):
         """See `Loss.forward`."""
         return binary_cross_entropy(self.tempered(scores), targets.labels, targets.mask)
 
+    def count(self, targets: Targets) -> Tensor:
+        """See `Loss.count`: rows that have a candidate."""
+        return targets.mask.any(dim=1).sum()
+
 
 class MatchLoss(Tempered):
     """`match` against a teacher's scores: listwise distillation.
@@ -190,6 +214,10 @@ class MatchLoss(Tempered):
         teacher = self.taken(targets, "teacher") / self.teacher_temperature
         return match(self.tempered(scores), teacher, targets.mask)
 
+    def count(self, targets: Targets) -> Tensor:
+        """See `Loss.count`: rows that the teacher scored."""
+        return scored(targets.mask, self.taken(targets, "teacher")).any(dim=1).sum()
+
 
 class PairLoss(Tempered):
     """`pair`: candidates the teacher scored are its top items, the others the student's hard negatives, in order.
@@ -202,12 +230,16 @@ class PairLoss(Tempered):
 
     def forward(self, scores: Tensor, targets: Targets) -> Tensor:
         """See `Loss.forward`."""
-        top = targets.mask & torch.isfinite(self.taken(targets, "teacher"))
+        top = scored(targets.mask, self.taken(targets, "teacher"))
         hard = targets.mask & ~top
         if not (top.sum(dim=1) == hard.sum(dim=1)).all():
             raise ValueError("PairLoss needs as many hard negatives as teacher-scored items in every row")
         scores = self.tempered(scores)
         return pair(scores[top], scores[hard])
+
+    def count(self, targets: Targets) -> Tensor:
+        """See `Loss.count`: the teacher's top items."""
+        return scored(targets.mask, self.taken(targets, "teacher")).sum()
 
 
 class MarginMSE(Loss):
@@ -227,6 +259,10 @@ class MarginMSE(Loss):
         """See `Loss.forward`."""
         return margin_mse(scores, targets.labels, targets.mask, self.taken(targets, "teacher"))
 
+    def count(self, targets: Targets) -> Tensor:
+        """See `Loss.count`: pairs of a positive and a negative that the teacher scored."""
+        return margins(targets.labels, targets.mask, self.taken(targets, "teacher")).sum()
+
 
 class SquaredError(Loss):
     """`squared_error` against a teacher's scores: what matrix factorizations minimise (AXN Eq. 3)."""
@@ -236,6 +272,10 @@ class SquaredError(Loss):
     def forward(self, scores: Tensor, targets: Targets) -> Tensor:
         """See `Loss.forward`."""
         return squared_error(scores, self.taken(targets, "teacher"), targets.mask)
+
+    def count(self, targets: Targets) -> Tensor:
+        """See `Loss.count`: entries that the teacher scored."""
+        return scored(targets.mask, self.taken(targets, "teacher")).sum()
 
 
 class KLToRetriever(Loss):
@@ -258,7 +298,7 @@ class KLToRetriever(Loss):
     def forward(self, scores: Tensor, targets: Targets) -> Tensor:
         """See `Loss.forward`."""
         retriever = self.taken(targets, "retriever")
-        unknown = ~(targets.mask & torch.isfinite(retriever)).any(dim=1)
+        unknown = targets.mask.any(dim=1) & ~scored(targets.mask, retriever).any(dim=1)
         if unknown.any():
             raise ValueError(
                 f"KLToRetriever: no candidate of {int(unknown.sum())} of the batch's {len(unknown)} queries has a "
@@ -269,6 +309,10 @@ class KLToRetriever(Loss):
         scores = scores / self.temperature
         pair_of = (retriever, scores) if self.reverse else (scores, retriever)
         return kl_divergence(*pair_of, targets.mask)
+
+    def count(self, targets: Targets) -> Tensor:
+        """See `Loss.count`: rows with a score of the retriever."""
+        return scored(targets.mask, self.taken(targets, "retriever")).any(dim=1).sum()
 
 
 class OtherPositivesCrossEntropy(BatchCrossEntropy):
@@ -310,8 +354,19 @@ class SumOfLosses(Loss):
 
     def forward(self, scores: Tensor, targets: Targets) -> Tensor:
         """See `Loss.forward`."""
-        parts = [weight * loss(scores, targets) for weight, loss in zip(self.weights, self.losses, strict=True)]
-        return torch.stack(parts).sum()
+        return torch.stack([weight * loss(scores, targets) for weight, loss in self.parts()]).sum()
+
+    def count(self, targets: Targets) -> Tensor:
+        """There is no one number: each part has its own."""
+        raise TypeError("SumOfLosses is no mean; ask each of its parts for its count")
+
+    def parts(self) -> list[tuple[float, Loss]]:
+        """See `Loss.parts`; the parts of sums among them, too."""
+        found: list[tuple[float, Loss]] = []
+        for weight, loss in zip(self.weights, self.losses, strict=True):
+            assert isinstance(loss, Loss)
+            found += [(weight * inner, part) for inner, part in loss.parts()]
+        return found
 
 
 def _positive(temperature: float) -> float:

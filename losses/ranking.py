@@ -44,6 +44,25 @@ def corrected(scores: Tensor, labels: Tensor, mask: Tensor, log_q: Tensor | None
     return full(scores) - log_q.masked_fill(~possible, 0.0), labels * possible, mask & possible
 
 
+def positives(labels: Tensor, mask: Tensor, log_q: Tensor | None = None) -> Tensor:
+    """(B, K) bool: the relevant candidates that count; see `corrected` for ``log_q``."""
+    there = (labels > 0) & mask
+    return there if log_q is None else there & torch.isfinite(log_q)
+
+
+def scored(mask: Tensor, *scores: Tensor) -> Tensor:
+    """(B, K) bool: the candidates that count and for which every one of ``scores`` (B, K) is known."""
+    for part in scores:
+        mask = mask & torch.isfinite(part)
+    return mask
+
+
+def margins(labels: Tensor, mask: Tensor, teacher: Tensor) -> Tensor:
+    """(B, K, K) bool: the (positive, negative) pairs of a query's items that a teacher scored."""
+    known = scored(mask, teacher)
+    return (known & (labels > 0))[:, :, None] & (known & (labels <= 0))[:, None, :]
+
+
 def softmax_cross_entropy(scores: Tensor, labels: Tensor, mask: Tensor, log_q: Tensor | None = None) -> Tensor:
     """Cross-entropy between the labels, as a distribution over the candidates, and softmax of the scores.
 
@@ -126,7 +145,7 @@ def match(scores: Tensor, teacher: Tensor, mask: Tensor) -> Tensor:
         Scalar, the mean over rows that have at least one scored candidate.
     """
     scores, teacher = full(scores), full(teacher)
-    known = mask & torch.isfinite(teacher)
+    known = scored(mask, teacher)
     target = F.softmax(teacher.masked_fill(~known, MASKED), dim=1) * known
     log_p = F.log_softmax(scores.masked_fill(~known, MASKED), dim=1)
     rows = -(target * log_p).sum(dim=1)
@@ -150,7 +169,7 @@ def pair(top: Tensor, hard: Tensor) -> Tensor:
         raise ValueError(
             f"pair loss needs as many hard negatives as top items, got {tuple(hard.shape)} and {tuple(top.shape)}"
         )
-    return F.softplus(full(hard) - full(top)).mean()
+    return F.softplus(full(hard) - full(top)).sum() / max(top.numel(), 1)
 
 
 def margin_mse(scores: Tensor, labels: Tensor, mask: Tensor, teacher: Tensor) -> Tensor:
@@ -166,12 +185,10 @@ def margin_mse(scores: Tensor, labels: Tensor, mask: Tensor, teacher: Tensor) ->
         Scalar, the mean over all pairs of the batch; 0 where there are none.
     """
     scores = full(scores)
-    known = mask & torch.isfinite(teacher)
-    positive, negative = known & (labels > 0), known & (labels <= 0)
-    rows, first, second = torch.nonzero(positive[:, :, None] & negative[:, None, :], as_tuple=True)
-    margins = scores[rows, first] - scores[rows, second]
+    rows, first, second = torch.nonzero(margins(labels, mask, teacher), as_tuple=True)
+    found = scores[rows, first] - scores[rows, second]
     wanted = teacher[rows, first] - teacher[rows, second]
-    return (margins - wanted.to(margins.dtype)).square().sum() / max(rows.numel(), 1)
+    return (found - wanted.to(found.dtype)).square().sum() / max(rows.numel(), 1)
 
 
 def squared_error(scores: Tensor, teacher: Tensor, mask: Tensor) -> Tensor:
@@ -185,7 +202,7 @@ def squared_error(scores: Tensor, teacher: Tensor, mask: Tensor) -> Tensor:
     Returns:
         Scalar, the mean over all entries of the batch; 0 where there are none.
     """
-    known = mask & torch.isfinite(teacher)
+    known = scored(mask, teacher)
     errors = full(scores)[known] - teacher[known]
     return errors.square().sum() / max(errors.numel(), 1)
 
@@ -202,7 +219,7 @@ def kl_divergence(scores: Tensor, others: Tensor, mask: Tensor) -> Tensor:
         Scalar, the mean over rows that have at least one candidate with both.
     """
     scores, others = full(scores), full(others)
-    known = mask & torch.isfinite(scores) & torch.isfinite(others)
+    known = scored(mask, scores, others)
     log_p, log_r = (F.log_softmax(part.masked_fill(~known, MASKED), dim=1) for part in (scores, others))
     rows = (log_p.exp() * (log_p - log_r)).masked_fill(~known, 0.0).sum(dim=1)
     return rows.sum() / known.any(dim=1).sum().clamp_min(1)

@@ -13,7 +13,7 @@ from simzoo.losses import Loss
 from simzoo.models.parts import papers
 from simzoo.models.parts.backbone import BackboneConfig
 from simzoo.models.parts.hyperhead import HyperGroup, Hyperhead, Scale
-from simzoo.models.parts.packing import buckets, token_budget
+from simzoo.models.parts.packing import buckets, read_once, token_budget
 from simzoo.models.parts.pooling import Pooling, pooled
 from simzoo.models.parts.q_net import QNet, QNetConfig
 from simzoo.models.parts.tokenizing import TokenConfig
@@ -115,9 +115,9 @@ class Hypencoder(TwoTowers):
         states = torch.zeros(*mask.shape, self.query_encoder.width, device=mask.device)
         for bucket in buckets(ids.lengths, token_budget(self.tokens_per_batch, ids.values.device)):
             padded, real = ids.take(bucket).pad()
-            states[bucket, : real.shape[1]] = self.query_encoder(padded.long(), real)
+            states[bucket, : real.shape[1]] = read_once(self.query_encoder, padded.long(), real)
         slices = zip(torch.split(states, Q_NETS_AT_ONCE), torch.split(mask, Q_NETS_AT_ONCE), strict=True)
-        parts = [self.hyperhead(*part) for part in slices]
+        parts = [read_once(self.hyperhead, *part) for part in slices]
         whole = parts[0] if len(parts) == 1 else [torch.cat(matrices) for matrices in zip(*parts, strict=True)]
         return dict(zip(self.q_net.names, whole, strict=True))
 

@@ -18,6 +18,7 @@ from simzoo.models.parts.backbone import BackboneConfig, Encoder
 from simzoo.models.parts.mixture import MixtureConfig, MoLHead, positive_gates
 from simzoo.models.parts.pooling import each_text
 from simzoo.models.parts.tokenizing import TokenConfig
+from simzoo.models.ranks import joint, once
 from simzoo.models.towers import TwoTowers
 from simzoo.models.training import Optimization
 
@@ -119,14 +120,13 @@ class MoL(TwoTowers):
 
     def training_loss(self, batch: Batch) -> Tensor:
         """The loss of the scores and that of the positives' gates, whose entropies are logged."""
-        queries, items = self.encode_queries(batch.queries), self.encode_items(batch.items)
+        queries, items = self.encode_queries(batch.queries), self.encode_batch_items(batch)
         scores, gates = self.head.score(queries, items, batch.candidates)
-        used = positive_gates(gates, batch.targets)
+        used = joint(positive_gates(gates, batch.targets))
         if len(used):
             names = "train/entropy_of_mean_gate", "train/mean_entropy_of_gates"
             self.log_dict(dict(zip(names, gate_entropies(used.detach()), strict=True)), batch_size=len(used))
-        loss: Tensor = self.loss(scores, batch.targets) + self.gate_loss(used)
-        return loss
+        return self.loss_of_scores(scores, batch.targets) + once(self.gate_loss(used))
 
     def _vectors(self, encoder: Encoder, pooling: ParameterizedPooling, ids: Tensor | Ragged) -> Tensor:
         return each_text(

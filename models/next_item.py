@@ -15,7 +15,7 @@ from simzoo.core.records import DataError, History, Item, Query
 from simzoo.core.reps import Ragged, Reps
 from simzoo.losses import Loss
 from simzoo.models.parts import papers
-from simzoo.models.parts.packing import buckets, token_budget
+from simzoo.models.parts.packing import buckets, read_once, token_budget
 from simzoo.models.parts.sequence import SequenceConfig, build_encoder
 from simzoo.models.similarity import LearnedSimilarity, inner_products
 from simzoo.models.training import Optimization
@@ -125,7 +125,7 @@ class NextItem(LearnedSimilarity):
         """Scores (B, K); in training every position of the histories is a query."""
         if not batch.every_position:
             return super().list_scores(batch)
-        queries, items = self.encode_positions(batch.queries), self.encode_items(batch.items)
+        queries, items = self.encode_positions(batch.queries), self.encode_batch_items(batch)
         scores = self.score(queries, items, batch.candidates)
         if batch.shared is None:
             return scores
@@ -161,7 +161,7 @@ class NextItem(LearnedSimilarity):
         parts, places = [torch.empty(0, self.encoder.config.width, device=ids.values.device)], []
         for bucket in buckets(ids.lengths, token_budget(self.tokens_per_batch, ids.values.device)):
             padded, mask = ids.take(bucket).pad()
-            states = self.encoder(padded.long(), *(part.take(bucket).pad()[0] for part in times))
+            states = read_once(self.encoder, padded.long(), *(part.take(bucket).pad()[0] for part in times))
             parts.append(self._scaled(states[mask]))
             places.append(numbers.take(bucket).values)
         return torch.cat(parts)[torch.argsort(torch.cat(places))] if places else parts[0]

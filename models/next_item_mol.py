@@ -19,6 +19,7 @@ from simzoo.models.next_item import NextItem
 from simzoo.models.parts import papers
 from simzoo.models.parts.mixture import MixtureConfig, MoLHead, positive_gates
 from simzoo.models.parts.sequence import SequenceConfig
+from simzoo.models.ranks import joint, once, share_of_mean
 from simzoo.models.training import Optimization
 
 __all__ = ["NextItemMoL"]
@@ -101,18 +102,19 @@ class NextItemMoL(NextItem):
 
     def training_loss(self, batch: Batch) -> Tensor:
         """The loss of the scores, that of the positives' gates, and that of the user embeddings."""
-        queries, items = self.encode_positions(batch.queries), self.encode_items(batch.items)
+        queries, items = self.encode_positions(batch.queries), self.encode_batch_items(batch)
         scores, gates = self.head.score(queries, items, batch.candidates)
-        used = positive_gates(gates, batch.targets)
+        used = joint(positive_gates(gates, batch.targets))
         if batch.shared is not None:
             scores = torch.cat([scores, self.head.score(queries, items, batch.shared[None])[0]], dim=1)
         names = "train/entropy_of_mean_gate", "train/mean_entropy_of_gates"
         entropies = dict(zip(names, gate_entropies(used.detach()), strict=True))
         self.log_dict(entropies, on_step=False, on_epoch=True, batch_size=len(used))
-        loss: Tensor = self.loss(scores, batch.targets) + self.gate_loss(used)
+        loss = self.loss_of_scores(scores, batch.targets) + once(self.gate_loss(used))
         users = _users(batch.queries)
         if self.head.users is not None and users is not None:
-            loss = loss + self.user_loss(self.head.users.rows(users))
+            rows = self.head.users.rows(users)
+            loss = loss + share_of_mean(self.user_loss(rows), torch.tensor(len(rows)))
         return loss
 
     def _scaled(self, vectors: Tensor) -> Tensor:

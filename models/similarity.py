@@ -12,8 +12,9 @@ from torch.nn import functional as F
 
 from simzoo.core.batch import Batch
 from simzoo.core.records import Item, Query
-from simzoo.core.reps import Reps, num_rows, take
+from simzoo.core.reps import Ragged, Reps, num_rows, take
 from simzoo.models.parts.tokenizing import Tokenizing
+from simzoo.models.ranks import gather_reps, rank
 from simzoo.models.training import TrainingLoop
 
 __all__ = ["LearnedSimilarity", "fastest_device", "inner_products", "pair_by_pair"]
@@ -139,7 +140,22 @@ class LearnedSimilarity(TrainingLoop, ABC):
 
     def list_scores(self, batch: Batch) -> Tensor:
         """Scores (B, K) of a training batch."""
-        return self.score(self.encode_queries(batch.queries), self.encode_items(batch.items), batch.candidates)
+        queries = self.encode_queries(batch.queries)
+        return self.score(queries, self.encode_batch_items(batch), batch.candidates)
+
+    def encode_batch_items(self, batch: Batch) -> Reps:
+        """Representations of a batch's items; where ranks share them, each encodes its own and gets the others'.
+
+        Gradients of the others' scores flow back. What is no more than tokens is not sent: every rank has them.
+        """
+        if batch.shares is None:
+            return self.encode_items(batch.items)
+        start, counts = sum(batch.shares[: rank()]), batch.shares
+        own = self.encode_items(take(batch.items, torch.arange(start, start + counts[rank()], device=self.device)))
+        parts = [part.values if isinstance(part, Ragged) else part for part in own.values()]
+        if not any(part.is_floating_point() for part in parts):
+            return self.encode_items(batch.items)
+        return gather_reps(own, counts)
 
     # -- use -----------------------------------------------------------------------------------------------------------
 

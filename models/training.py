@@ -18,7 +18,10 @@ from transformers import get_scheduler
 
 from simzoo.core.batch import Batch
 from simzoo.core.settings import plain
+from simzoo.core.targets import Targets
 from simzoo.losses import Loss, SoftmaxCrossEntropy
+from simzoo.models.parts.packing import recomputing
+from simzoo.models.ranks import share_of_mean
 
 __all__ = ["Optimization", "TrainingLoop"]
 
@@ -34,6 +37,9 @@ class Optimization:
         schedule: what the rate does after the warm-up.
         betas: decay of the means of gradients and of their squares. A row of an embedding table has a gradient in few
             steps; with the second one near 1 each of these moves it far.
+        recompute: forget what the encoders computed for each batch of ``tokens_per_batch`` tokens, and compute it again
+            when its gradient is due (gradient caching): a step needs no more memory for more queries, and takes about a
+            third longer.
     """
 
     lr: float = 2e-5
@@ -41,6 +47,7 @@ class Optimization:
     warmup: float = 0.05
     schedule: Literal["linear", "cosine", "constant_with_warmup"] = "linear"
     betas: tuple[float, float] = (0.9, 0.999)
+    recompute: bool = False
 
     def __post_init__(self) -> None:
         if not self.lr > 0:
@@ -88,9 +95,18 @@ class TrainingLoop(LightningModule, ABC):
         """Scores (B, K) of a training batch."""
 
     def training_loss(self, batch: Batch) -> Tensor:
-        """What a step minimises: the loss of the scores; a system with terms of its own adds them here."""
-        loss: Tensor = self.loss(self.list_scores(batch), batch.targets)
-        return loss
+        """What a step minimises: the loss of the scores; a system with terms of its own adds them here.
+
+        On several ranks it is this rank's share of the loss of all their batches (`simzoo.models.ranks`).
+        """
+        return self.loss_of_scores(self.list_scores(batch), batch.targets)
+
+    def loss_of_scores(self, scores: Tensor, targets: Targets) -> Tensor:
+        """The loss of scores (B, K)."""
+        shares = [
+            weight * share_of_mean(part(scores, targets), part.count(targets)) for weight, part in self.loss.parts()
+        ]
+        return torch.stack(shares).sum()
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         """Seeds dropout by the step, so that a run that was killed continues as if it had not been."""
@@ -99,7 +115,8 @@ class TrainingLoop(LightningModule, ABC):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """One step of the loss; stops at a loss that is not finite."""
-        loss = self.training_loss(batch)
+        with recomputing(self.optimization.recompute):
+            loss = self.training_loss(batch)
         if not torch.isfinite(loss):
             raise FloatingPointError(
                 f"loss is {loss.item()} in epoch {self.current_epoch}, batch {batch_idx}, "

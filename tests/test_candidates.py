@@ -24,6 +24,7 @@ from simzoo.datamodules.lists import (
     RandomNegatives,
     TrainingLists,
 )
+from simzoo.datamodules.lists.base import BatchLists
 from simzoo.datamodules.lists.distilled import UNLABELLED
 from simzoo.datamodules.lists.negatives import MISSED
 from simzoo.datamodules.loading import Loading, evaluation_loader
@@ -288,7 +289,7 @@ def test_workers_make_the_same_batches(lists: TrainingLists, tmp_path: Path) -> 
 def test_ranks_get_the_same_number_of_validation_batches() -> None:
     """Two ranks and one batch: the second had a loader of length 0, and training stopped at the first validation."""
 
-    class Part:
+    class Part(BatchLists):
         def __len__(self) -> int:
             return 5
 

@@ -145,7 +145,7 @@ def test_epochs_are_shuffled_whole_and_resumable(tmp_path: Path) -> None:
     for one, other in zip(rest, whole[2:], strict=True):
         torch.testing.assert_close(one.candidates, other.candidates)
     ranks = [[name for b in lessons(files, (0, 0), rank, 2) for name in b.query_ids] for rank in range(2)]
-    assert len(ranks[0]) == len(ranks[1]) == 3 and not set(ranks[0]) & set(ranks[1])
+    assert len(ranks[0]) == len(ranks[1]) == 5 and not set(ranks[0]) & set(ranks[1])
 
 
 def test_lists_are_the_records(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from simzoo.losses import (
     OtherPositivesCrossEntropy,
     PairLoss,
     SoftmaxCrossEntropy,
+    SquaredError,
     SumOfLosses,
     Targets,
     check_needs,
@@ -209,3 +210,52 @@ def test_what_a_loss_needs_is_refused_by_name() -> None:
         check_needs(losses, {"batch_log_q"}, "X")
     with pytest.raises(ValueError, match=r"PairLoss needs a teacher's top items and as many hard .* and a teacher's"):
         check_needs(PairLoss(), frozenset(), "X")
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        SoftmaxCrossEntropy(),
+        SoftmaxCrossEntropy(corrected=False),
+        InBatchCrossEntropy(corrected=True),
+        OtherPositivesCrossEntropy(),
+        BinaryCrossEntropy(),
+        MatchLoss(),
+        PairLoss(),
+        MarginMSE(),
+        SquaredError(),
+        KLToRetriever(),
+        SumOfLosses([MarginMSE(), SumOfLosses([SoftmaxCrossEntropy(), MatchLoss()], [0.5, 2.0])], [3.0, 0.25]),
+    ],
+    ids=lambda loss: type(loss).__name__,
+)
+def test_a_loss_is_the_mean_of_as_many_terms_as_it_says(loss: Loss) -> None:
+    """A wrong count weighs the shares of a batch wrongly that several ranks train on, and no run would show it."""
+    generator = torch.Generator().manual_seed(1)
+    rows, width = 9, 6
+    mask = torch.rand(rows, width, generator=generator) > 0.2
+    mask[3] = False  # a row that does not count, as a rank without queries has one
+    labels = (torch.rand(rows, width, generator=generator) > 0.7) * torch.randint(1, 3, (rows, width)).float()
+    teacher = torch.randn(rows, width, generator=generator)
+    teacher[:, 3:] = torch.nan
+    if isinstance(loss, PairLoss):
+        mask = torch.ones(rows, width, dtype=torch.bool)
+        mask[3] = False
+    retriever = torch.randn(rows, width, generator=generator)
+    log_q = torch.rand(rows, width, generator=generator).log()
+    log_q[5] = -torch.inf
+    others = torch.rand(rows, width, generator=generator) > 0.5
+    targets = Targets(labels, mask, teacher, others, retriever, log_q, log_q.clone())
+    scores = torch.randn(rows, width, generator=generator)
+
+    def part(place: slice) -> Targets:
+        return Targets(**{name: value[place] for name, value in vars(targets).items()})
+
+    for one in loss.parts():
+        _, mean = one
+        places = slice(0, 4), slice(4, rows)
+        counts = [mean.count(part(place)) for place in places]
+        shares = [count * mean(scores[place], part(place)) for count, place in zip(counts, places, strict=True)]
+        torch.testing.assert_close(sum(shares) / sum(counts), mean(scores, targets))
+    whole = sum(weight * mean(scores, targets) for weight, mean in loss.parts())
+    torch.testing.assert_close(whole, loss(scores, targets))

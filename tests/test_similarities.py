@@ -158,3 +158,16 @@ def test_rank_orders_documents(similarity: LearnedSimilarity) -> None:
     assert [row for row, _ in ranked] == torch.argsort(scores, descending=True).tolist()
     if similarity.text is not None:
         assert sorted(row for row, _ in similarity.rank("boat", ["a boat", "the bank"])) == [0, 1]
+
+
+def test_gradients_share_no_memory(similarity: LearnedSimilarity) -> None:
+    """Of one query they may be views of one another, which autograd does not see: the next batch is added twice then."""
+    queries, items = reps(similarity, QUERIES[:1], ITEMS[:1])
+    similarity.score(queries, items).sum().backward()
+    grads = {name: one.grad for name, one in similarity.named_parameters() if one.grad is not None}
+    assert grads
+    places: dict[int, str] = {}
+    for name, grad in grads.items():
+        place = (grad.coalesce().values() if grad.is_sparse else grad).untyped_storage().data_ptr()
+        assert place not in places, f"{name} and {places[place]}"
+        places[place] = name

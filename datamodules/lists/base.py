@@ -17,7 +17,7 @@ from simzoo.core.candidates import Candidates
 from simzoo.core.records import Collection
 from simzoo.core.reps import Reps, take
 from simzoo.core.targets import Targets
-from simzoo.datamodules.loading import CollectionBatches, Lists, Loading, ResumableLoader
+from simzoo.datamodules.loading import CollectionBatches, Lists, Loading, ResumableLoader, Share, cut, uncounted
 from simzoo.datamodules.sampling import Floats, Inclusion, logs
 
 __all__ = ["BatchLists", "CollectionLists", "Joining", "OwnLists", "QueryLists", "TrainingLists", "ValidationLists"]
@@ -31,12 +31,22 @@ class BatchLists(ABC):
 
     candidates: Candidates | None = None
 
+    across: bool = False
+    """Whether a query's candidates depend on the other queries of its batch, those of other ranks included."""
+
     @abstractmethod
     def __len__(self) -> int: ...
 
     @abstractmethod
     def batch(self, members: Sequence[int], epoch: int) -> Batch:
         """The batch of these members in an epoch; depends on (seed, epoch, member) alone."""
+
+    def share(self, members: Sequence[int], epoch: int, share: Share) -> Batch:
+        """A rank's share of the batch of these members."""
+        if self.across:
+            return cut(self.batch(members, epoch), share)
+        own = members[share.places(len(members))]
+        return self.batch(own, epoch) if own else uncounted(self.batch(members[:1], epoch))
 
 
 class TrainingLists(ABC):
@@ -90,7 +100,8 @@ class TrainingLists(ABC):
             needs: what the loss needs.
         """
         found = parts()
-        return ResumableLoader(Lists(found), CollectionBatches([len(part) for part in found], loading), loading)
+        batches = CollectionBatches([len(part) for part in found], loading)
+        return ResumableLoader(Lists(found, loading.share), batches, loading)
 
     def check(self, collection: Collection, mined: Candidates, needs: Set[str]) -> dict[str, int]:
         """Whether lists can be made of what was mined for a collection of the train split.
@@ -179,6 +190,9 @@ def alone(drawn: Sequence[Drawn]) -> Joined:
 class Joining(ABC):
     """How the lists of a batch's queries are put together."""
 
+    across: ClassVar[bool] = False
+    """Whether a query's candidates depend on the other queries of its batch."""
+
     @abstractmethod
     def join(self, drawn: Sequence[Drawn], needs: Set[str], shares: Callable[[], Shares] | None) -> Joined:
         """The lists of a batch.
@@ -250,6 +264,7 @@ class CollectionLists(BatchLists):
     ) -> None:
         self.lists = lists
         self.joining = joining
+        self.across = joining.across
         self.collection = collection
         self.seed = seed
         self.needs = needs

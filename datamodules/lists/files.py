@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from simzoo.core.batch import Batch
 from simzoo.core.records import Collection, DataError, Item
 from simzoo.datamodules.lists.base import BatchLists, Drawn, Joining, OwnLists, Scores, as_batch
-from simzoo.datamodules.loading import Loading
+from simzoo.datamodules.loading import Loading, cut, uncounted
 from simzoo.datamodules.readers.lessons import Lesson, read_lessons
 
 __all__ = ["FromFiles", "HalvesFromFiles", "Lessons", "StreamLoader"]
@@ -157,7 +157,7 @@ class StreamLoader(DataLoader[Batch]):
 
 
 class Lessons(IterableDataset[Batch]):
-    """The batches of one rank. Of several workers each makes every so-manieth batch, in the same order.
+    """A rank's shares of the joint batches. Of several workers each makes every so-manieth one, in the same order.
 
     Args:
         lists: the files and the settings.
@@ -178,29 +178,28 @@ class Lessons(IterableDataset[Batch]):
 
     def __iter__(self) -> Iterator[Batch]:
         # The order does not depend on what is made of the records, so that those seen are passed over cheaply.
-        rng = np.random.default_rng([self.loading.seed, self.epoch, self.loading.rank])
+        rng = np.random.default_rng([self.loading.seed, self.epoch, 0])
         worker = get_worker_info()
         place, workers = (0, 1) if worker is None else (worker.id, worker.num_workers)
         for number, lessons in enumerate(self.batches(rng)):
             if number >= self.start and (number - self.start) % workers == place:
-                yield self._batch(lessons, number)
+                yield self._share(lessons, number)
 
     def batches(self, rng: np.random.Generator) -> Iterator[list[Lesson]]:
-        """The rank's records, batch by batch."""
+        """The records of the joint batches: every rank reads all files, and makes tensors of its share."""
         batch = []
         for lesson in self._shuffled(rng):
             batch.append(lesson)
-            if len(batch) == self.loading.batch_size:
+            if len(batch) == self.loading.joint_size:
                 yield batch
                 batch = []
-        # Ranks must take the same number of steps: the incomplete batch is left to the next epoch's order.
-        if batch and self.loading.world_size == 1:
+        if batch:
             yield batch
 
     def _shuffled(self, rng: np.random.Generator) -> Iterator[Lesson]:
-        """The rank's records through the buffer; whole rounds of all ranks only."""
+        """The records through the buffer."""
         buffer: list[Lesson] = []
-        for lesson in self._own():
+        for lesson in self._read():
             if len(buffer) < self.lists.buffer:
                 buffer.append(lesson)
                 continue
@@ -210,28 +209,31 @@ class Lessons(IterableDataset[Batch]):
         for place in rng.permutation(len(buffer)):
             yield buffer[place]
 
-    def _own(self) -> Iterator[Lesson]:
-        every = (lesson for path in self.lists.files for lesson in read_lessons(path, self.lists.positive_type))
-        turn: list[Lesson] = []
-        for lesson in every:
-            turn.append(lesson)
-            if len(turn) == self.loading.world_size:
-                yield turn[self.loading.rank]
-                turn = []
+    def _read(self) -> Iterator[Lesson]:
+        return (lesson for path in self.lists.files for lesson in read_lessons(path, self.lists.positive_type))
 
-    def _batch(self, lessons: Sequence[Lesson], number: int) -> Batch:
-        rng = np.random.default_rng([self.loading.seed, self.epoch, self.loading.rank, number])
+    def _share(self, lessons: Sequence[Lesson], number: int) -> Batch:
+        rng = np.random.default_rng([self.loading.seed, self.epoch, 0, number])
+        chosen = [self.lists.chosen(lesson, rng) for lesson in lessons]
+        if self.joining.across:
+            return cut(self._batch(lessons, chosen), self.loading.share)
+        places = self.loading.share.places(len(lessons))
+        if own := lessons[places]:
+            return self._batch(own, chosen[places])
+        return uncounted(self._batch(lessons[:1], chosen[:1]))
+
+    def _batch(self, lessons: Sequence[Lesson], chosen: Sequence[tuple[list[int], Scores]]) -> Batch:
+        """The lists of lessons, of each the places of its chosen items and their scores."""
         rows: dict[str, int] = {}
         items: list[Item] = []
         drawn = []
-        for lesson in lessons:
-            kept, scores = self.lists.chosen(lesson, rng)
-            for place in kept:
+        for lesson, (places, scores) in zip(lessons, chosen, strict=True):
+            for place in places:
                 item = lesson.items[place]
                 if rows.setdefault(item.id, len(items)) == len(items):
                     items.append(item)
-            own = np.array([rows[lesson.items[place].id] for place in kept], dtype=np.int64)
-            drawn.append(Drawn(own, own[[lesson.positive[place] for place in kept]], scores))
+            own = np.array([rows[lesson.items[place].id] for place in places], dtype=np.int64)
+            drawn.append(Drawn(own, own[[lesson.positive[place] for place in places]], scores))
         joined = self.joining.join(drawn, self.needs, None)
         queries = self.collate_queries([lesson.query for lesson in lessons])
         return as_batch(joined, drawn, queries, self.collate_items(items), [lesson.query.id for lesson in lessons])

@@ -30,11 +30,13 @@ __all__ = ["InBatch", "OtherPositives", "Shared"]
 
 
 class Shared(TrainingLists, Joining):
-    """Lists of each query, put together in a batch.
+    """Lists of each query, put together in a batch; on several ranks in the joint batch of all of them.
 
     Args:
         lists: how each query gets its own.
     """
+
+    across = True
 
     def __init__(self, lists: OwnLists) -> None:
         self.lists = lists

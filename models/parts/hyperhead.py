@@ -45,7 +45,11 @@ class HyperGroup(nn.Module):
         """
         size, rows, width = self.base.shape
         attended = self.attended(keys_values, mask).reshape(size, -1, width)
-        projected = torch.baddbmm(self.offset.view(size, 1, width), attended, self.projection.mT)
+        offset = self.offset.view(size, 1, width)
+        if offset.requires_grad:
+            # With one query it would be the very memory of the base's gradient, and adding up batches would count both.
+            offset.register_hook(torch.clone)
+        projected = torch.baddbmm(offset, attended, self.projection.mT)
         return projected.view(size, -1, rows, width) + self.base[:, None]
 
     def attended(self, keys_values: Tensor, mask: Tensor) -> Tensor:

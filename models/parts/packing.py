@@ -3,14 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from simzoo.core.reps import Ragged
 
 ON_CPU = 1024  # what keeps the activations of a small encoder in the caches
 ON_GPU = 65_536
+
+
+_recompute: ContextVar[bool] = ContextVar("recompute", default=False)
+
+
+@contextmanager
+def recomputing(on: bool) -> Iterator[None]:
+    """Within it, what is read of one batch of like length is forgotten, and read again when its gradient is due.
+
+    So the memory of a training step is that of one such batch and of what is read of all, whatever the number of
+    queries and items (gradient caching); it costs a second forward pass. Gradients are the same, and there is one
+    exchange of them between ranks, because there is one backward pass.
+    """
+    before = _recompute.set(on)
+    try:
+        yield
+    finally:
+        _recompute.reset(before)
+
+
+def read_once(read: Callable[..., Any], *args: Any) -> Any:
+    """``read(*args)``; see `recomputing`."""
+    if _recompute.get() and torch.is_grad_enabled():
+        return checkpoint(read, *args, use_reentrant=False)
+    return read(*args)
 
 
 def token_budget(chosen: int | None, device: torch.device) -> int:
@@ -53,7 +82,7 @@ def in_buckets(
     """
     parts, rows = [], []
     for bucket in buckets(lengths, token_budget(tokens, lengths.device)):
-        parts.append(read(bucket))
+        parts.append(read_once(read, bucket))
         rows.append(bucket)
     if not parts:
         return torch.empty(0, *shape, device=lengths.device)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from simzoo.core.reps import Ragged
 from simzoo.models.parts.backbone import Encoder
-from simzoo.models.parts.packing import buckets, in_buckets, token_budget
+from simzoo.models.parts.packing import buckets, in_buckets, read_once, token_budget
 
 __all__ = ["Pooling", "each_text", "each_token", "mean_state", "pooled"]
 
@@ -73,7 +73,7 @@ def each_token(
     parts, places = [torch.empty(0, *shape, device=starts.device)], [starts[:0]]
     for bucket in buckets(ids.lengths, token_budget(tokens_per_batch, ids.values.device)):
         padded, mask = ids.take(bucket).pad()
-        parts.append(read(padded.long(), mask)[mask])
+        parts.append(read_once(read, padded.long(), mask)[mask])
         places.append((starts[bucket][:, None] + torch.arange(mask.shape[1], device=mask.device))[mask])
     return Ragged(torch.cat(parts)[torch.argsort(torch.cat(places))], ids.offsets - ids.offsets[0])
 
