@@ -161,7 +161,7 @@ def test_rank_orders_documents(similarity: LearnedSimilarity) -> None:
 
 
 def test_gradients_share_no_memory(similarity: LearnedSimilarity) -> None:
-    """Of one query they may be views of one another, which autograd does not see: the next batch is added twice then."""
+    """Of one query they may be views of one another, which autograd does not see: two batches add up to more then."""
     queries, items = reps(similarity, QUERIES[:1], ITEMS[:1])
     similarity.score(queries, items).sum().backward()
     grads = {name: one.grad for name, one in similarity.named_parameters() if one.grad is not None}

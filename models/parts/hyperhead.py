@@ -48,7 +48,7 @@ class HyperGroup(nn.Module):
         offset = self.offset.view(size, 1, width)
         if offset.requires_grad:
             # With one query it would be the very memory of the base's gradient, and adding up batches would count both.
-            offset.register_hook(torch.clone)
+            offset.register_hook(torch.clone)  # type: ignore[no-untyped-call]
         projected = torch.baddbmm(offset, attended, self.projection.mT)
         return projected.view(size, -1, rows, width) + self.base[:, None]
 
