@@ -7,6 +7,7 @@ options must exist.
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import runpy
@@ -14,7 +15,9 @@ import shlex
 import subprocess
 import sys
 import tomllib
+import warnings
 from collections.abc import Iterator
+from contextlib import redirect_stdout
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
@@ -97,12 +100,25 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @lru_cache
 def _help(*words: str) -> str:
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, *words, "--help"], cwd=ROOT, env=env, capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, f"{shlex.join(words)} --help fails: {done.stderr[-500:]}"
-    return done.stdout
+    """What a program says of itself, in this process: imports that all of them share are paid once."""
+    module, arguments = (words[1], words[2:]) if words[0] == "-m" else (None, words[1:])
+    printed = io.StringIO()
+    code: object = "it goes on after its help"
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(printed), warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # runpy, of a module that is imported already
+        patch.setattr(sys, "argv", [module or words[0], *arguments, "--help"])
+        patch.syspath_prepend(ROOT)
+        try:
+            if module is None:
+                runpy.run_path(str(ROOT / words[0]), run_name="__main__")
+            else:
+                runpy.run_module(module, run_name="__main__", alter_sys=True)
+        except SystemExit as end:
+            code = end.code
+        except Exception as error:
+            code = error
+    assert code in (0, None), f"{shlex.join(words)} --help fails: {code}"
+    return printed.getvalue()
 
 
 def _check_make(words: list[str]) -> None:
