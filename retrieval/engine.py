@@ -231,6 +231,14 @@ class Engine:
             results.append(Hits(hits, int(calls), spent, steps, how))
         return results[0] if one else results
 
+    def prepare(self) -> None:
+        """Does now what the first search does before it: opens the folder, and the searcher's offline work.
+
+        Raises:
+            ValueError: there are no items.
+        """
+        self._items.ready()
+
     @property
     def anchors(self) -> list[Query]:
         """Other queries, which CUR and score normalisation need."""
