@@ -71,16 +71,19 @@ class Guard:
             self._end(scope, status, time.perf_counter() - start, body)
 
     def _admit(self, scope: Scope, headers: Mapping[str, bytes]) -> None:
-        """Looks at the host and the token.
+        """Looks at the host, at the page that asks, if one does, and at the token.
 
         Raises:
-            Refused: the one is not ours, or the other is missing or wrong.
+            Refused: the first are not ours, or the last is missing or wrong.
         """
         settings = self._settings
-        name = _name(headers.get("host", b"").decode("latin-1"))
-        if settings.on_loopback and not is_loopback(name) and name not in settings.names:
+        if not self._ours(headers.get("host", b"")):
             raise Refused(
                 421, "the server is not known under the name in the address; to make it so, start it with --name"
+            )
+        if "origin" in headers and not self._ours(headers["origin"].partition(b"://")[2]):
+            raise Refused(
+                403, "a page of another site asks; to let it, start the server with --name and the site's name"
             )
         if settings.token is None or not self._paths.get(scope["path"], True):
             return
@@ -92,6 +95,11 @@ class Guard:
                 "this needs the server's token, in a header: Authorization: Bearer TOKEN",
                 WWW_Authenticate="Bearer",
             )
+
+    def _ours(self, host: bytes) -> bool:
+        """Whether a server on loopback is to be reached under a name, whose port does not matter."""
+        name = _name(host.decode("latin-1"))
+        return not self._settings.on_loopback or is_loopback(name) or name in self._settings.names
 
     async def _body(self, headers: Mapping[str, bytes], receive: Receive) -> bytes:
         """The whole body.

@@ -23,7 +23,7 @@ class ServerSettings:
         host: address to listen at.
         port: 0: any that is free.
         names: further names in the address under which it is reached, such as that of a proxy in front of it. A server
-            on loopback takes no others: a page in a browser could reach it under the name of its own site.
+            on loopback takes no others: pages that a browser shows could reach it otherwise.
         token: what a client has to show to add, update, remove or compact; None: nothing, on loopback alone.
         max_queue: queries that wait; the next request is answered 503.
         max_batch: queries searched together; a request that has more of them is searched by itself.
