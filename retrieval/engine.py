@@ -18,6 +18,7 @@ from simzoo.core.records import DataError, Item, Query
 from simzoo.core.reps import Ragged
 from simzoo.models.formats import save as save_model
 from simzoo.retrieval.corpus import Corpus
+from simzoo.retrieval.distant_index import fetched_index
 from simzoo.retrieval.engine_input import Record, blocks_of, id_of, queries_of, records_of
 from simzoo.retrieval.first_stages.dense import Dense
 from simzoo.retrieval.first_stages.vector_index import Auto, FaissKind
@@ -227,9 +228,18 @@ class Engine:
         how = {"search": written_or_name(self.searcher), "exact_vector_index": exact, "items": opened.count}
         results = []
         for rows, scores, calls in zip(ranking.items, ranking.scores, ranking.calls, strict=True):
-            hits = tuple(_hit(opened.items[row], score) for row, score in zip(rows, scores, strict=True) if row >= 0)
+            found = zip(rows, scores, strict=True)
+            hits = tuple(_hit(opened.items.shown(row), score) for row, score in found if row >= 0)
             results.append(Hits(hits, int(calls), spent, steps, how))
         return results[0] if one else results
+
+    def prepare(self) -> None:
+        """Does now what the first search does before it: opens the folder, and the searcher's offline work.
+
+        Raises:
+            ValueError: there are no items.
+        """
+        self._items.ready()
 
     @property
     def anchors(self) -> list[Query]:
@@ -264,7 +274,7 @@ class Engine:
         row = self._find(name)
         if row < 0:
             raise KeyError(f"there is no item {name!r} in {self.folder}")
-        return self._items.opened.items[row]
+        return self._items.opened.items.shown(row)
 
     def _find(self, name: str) -> int:
         return int(self._items.opened.rows([name])[0])
@@ -305,15 +315,18 @@ class Engine:
         """Opens an index. Nothing is imported or called because a file says so: functions have to be handed over again.
 
         Args:
-            folder: of the index.
+            folder: of the index; or org/name, or org/name@revision, of one on the Hub, which is copied into a temporary
+                folder until `save`.
             similarity: instead of the one that the index names; needed where that was a function or a `Remote`.
             embedder: likewise.
             search: another searcher.
 
         Raises:
             DataError: there is no index, it is damaged, or what it was made with is not what it is given.
+            HubError: the Hub does not give it.
         """
-        folder = Path(folder)
+        temporary = fetched_index(folder)
+        folder = Path(folder if temporary is None else temporary.name)
         settings = settings_of(folder)
         models = {"similarity": similarity, "embedder": embedder}
         for name, given in models.items():
@@ -322,12 +335,14 @@ class Engine:
         if settings["embedder"] is not None and settings["embedder"] == settings["similarity"]:
             models["embedder"] = None if embedder is None else embedder  # the similarity itself
         path = folder / SETTINGS
-        return cls(
+        engine = cls(
             **models,
             search=search if search is not None else read(settings["search"], path, Searcher),
             index=read(settings["index"], path, Auto, FaissKind),
             folder=folder,
         )
+        engine._temporary = temporary
+        return engine
 
     def _claim(self) -> None:
         """Writes down what the index is made with, once."""

@@ -19,6 +19,7 @@ from simzoo.retrieval.topk import Rows, Scores
 __all__ = ["CallableJudge", "Judge", "MatrixJudge", "SimilarityJudge"]
 
 CHUNK = 1024  # pairs that a callable gets at once
+MOST_KEPT = 10_000  # queries whose scores outlast a failure
 
 Function = Callable[[list[tuple[str, str]]], Any]
 
@@ -192,6 +193,8 @@ class _Asked:
         for query, parts in kept.items():
             rows, places = np.unique(np.concatenate([rows for rows, _ in parts]), return_index=True)
             self._judge._kept[query] = rows, np.concatenate([scores for _, scores in parts])[places]
+        for query in list(self._judge._kept)[:-MOST_KEPT]:  # the oldest: a server is not asked them again
+            del self._judge._kept[query]
 
 
 class MatrixJudge(Judge):

@@ -13,6 +13,7 @@ COMMANDS = {
     "train": ("simzoo.train", (), "fit, validate or test a similarity; as train.py"),
     "evaluate": ("simzoo.evaluate", (), "run, compare, matrix, teach, card; as evaluate.py"),
     "search": ("simzoo.evaluate", ("search",), "answer one query; as evaluate.py search"),
+    "serve": ("simzoo.retrieval.serving.command", (), "answer queries over HTTP, and take items; see --help"),
     "hub": ("simzoo.retrieval.hub.commands", (), "push, pull, list, verify or convert checkpoints"),
 }
 """Module, words put in front of the user's, and summary. A module is imported when its command is called."""

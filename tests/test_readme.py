@@ -34,7 +34,7 @@ FENCE = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<body>.*?)^```$", re.MULTILINE | 
 INLINE = re.compile(r"`((?:\.venv/bin/)?(?:python3?|make|pip|simzoo) [^`]+)`")
 INDENTED = re.compile(r"^    (?=(?:\.venv/bin/)?(?:python3?|make|pip|simzoo) )", re.MULTILINE)
 # Commands of other programs, which are taken on trust.
-TRUSTED = {"apt-get", "cd", "export", "git", "pre-commit", "ruff"}
+TRUSTED = {"apt-get", "cd", "curl", "export", "git", "pre-commit", "ruff"}
 
 
 class Block(NamedTuple):
