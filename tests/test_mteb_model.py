@@ -86,7 +86,9 @@ def task_of(
 
 
 def scores_of(model: MTEBModel, task: Any, folder: Path | None = None) -> dict[str, float]:
-    found = mteb.evaluate(model, task, cache=None, co2_tracker=False, prediction_folder=folder, show_progress_bar=False)
+    cache = None if folder is None else mteb.ResultCache(folder / "cache")
+    settings = {"cache": cache, "co2_tracker": False, "show_progress_bar": False}
+    found = mteb.evaluate(model, task, prediction_folder=folder, **settings)
     scores: dict[str, float] = found.task_results[0].scores["test"][0]
     return scores
 
@@ -113,9 +115,13 @@ def test_scores_are_those_of_our_own_evaluation(search: Searcher) -> None:
 
 def test_the_results_are_filed_under_name_and_searcher(tmp_path: Path) -> None:
     """Two searchers of one similarity whose results cannot be told apart."""
-    meta = MTEBModel(Engine(overlap, search=Rerank(BM25(), budget=7)), "me/overlap").mteb_model_meta
-    assert meta.name == "me/overlap" and meta.modalities == ["text"]
-    assert json.loads(json.dumps(meta.experiment_kwargs))["search"]["arguments"]["budget"] == 7
+    model = MTEBModel(Engine(overlap, search=Rerank(BM25(), budget=7)), "me/overlap", revision="3")
+    scores_of(model, task_of(toy_collection()), tmp_path)
+    (written,) = (tmp_path / "cache").rglob("model_meta.json")
+    about = json.loads(written.read_text())
+    assert about["name"] == "me/overlap" and about["revision"] == "3"
+    assert about["experiment_kwargs"]["search"]["arguments"]["budget"] == 7
+    assert written.with_name("Toy.json").is_file()
 
 
 @pytest.mark.parametrize("search", [Rerank(BM25(), budget=3), Retrieve(BM25())], ids=["similarity", "none"])
