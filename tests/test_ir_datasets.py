@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,8 @@ ir_datasets: Any = pytest.importorskip(
     "ir_datasets", reason="ir_datasets is not installed: pip install 'simzoo[ir-datasets]'"
 )
 
+Register = Callable[..., None]
+
 DOCS = "d0\ta flat boat\nd1\tmoney in the bank\nd2\tthe river bank\n"
 QUERIES = "q0\tship\nq1\tbank\nq2\tnobody judged me\n"
 QRELS = "q0 0 d0 2\nq1 0 d2 1\nq1 0 d1 0\nq1 0 d9 1\nq9 0 d0 1\n"
@@ -24,17 +26,18 @@ SCORED = "q1 Q0 d0 1 0.5 x\nq1 Q0 d2 2 0.9 x\nq0 Q0 d1 1 3 x\nq1 Q0 d7 3 0.1 x\n
 
 
 @pytest.fixture
-def registered(tmp_path: Path) -> Iterator[dict[str, Any]]:
-    """Data sets of a test, by name; they are forgotten afterwards."""
-    names: dict[str, Any] = {}
-    yield names
+def register(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Register]:
+    """Registers a data set for the time of a test; nothing is kept in the user's folder."""
+    monkeypatch.setenv("IR_DATASETS_HOME", str(tmp_path / "home"))
+    names = []
+
+    def one(name: str, *parts: Any) -> None:
+        names.append(name)
+        ir_datasets.registry.register(name, ir_datasets.Dataset(*parts))
+
+    yield one
     for name in names:
-        ir_datasets.registry._registered.pop(name, None)
-
-
-def local(registered: dict[str, Any], folder: Path, name: str, *parts: Any) -> None:
-    registered[name] = True
-    ir_datasets.registry.register(name, ir_datasets.Dataset(*parts))
+        del ir_datasets.registry._registered[name]
 
 
 def files(folder: Path, **texts: str) -> dict[str, Any]:
@@ -56,10 +59,10 @@ def parts(folder: Path) -> dict[str, Any]:
 
 
 def test_a_data_set_is_what_its_files_say(
-    registered: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    register: Register, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Texts under other ids, grades cut to 0 and 1, or judgements lost without a word."""
-    local(registered, tmp_path, "toy-plain", *[part for name, part in parts(tmp_path).items() if name != "scored"])
+    register("toy-plain", *[part for name, part in parts(tmp_path).items() if name != "scored"])
     (found,) = IRDatasets("toy-plain").collections("test")
     assert [(item.id, item.text) for item in found.items] == [tuple(line.split("\t")) for line in DOCS.splitlines()]
     assert [(query.id, query.text) for query in found.queries] == [("q0", "ship"), ("q1", "bank")]
@@ -70,9 +73,9 @@ def test_a_data_set_is_what_its_files_say(
     assert found.notes["queries without judgements, dropped"] == 1
 
 
-def test_scored_documents_are_candidates(registered: dict[str, Any], tmp_path: Path) -> None:
+def test_scored_documents_are_candidates(register: Register, tmp_path: Path) -> None:
     """In the file's order, or another query's: `Given` would retrieve what nobody has found."""
-    local(registered, tmp_path, "toy-scored", *parts(tmp_path).values())
+    register("toy-scored", *parts(tmp_path).values())
     (found,) = IRDatasets("toy-scored").collections("test")
     assert list(found.candidates) == [[1], [2, 0]]
     assert found.notes["candidates that are no items, dropped"] == 1
@@ -83,14 +86,14 @@ def test_scored_documents_are_candidates(registered: dict[str, Any], tmp_path: P
     assert list(shallow.candidates) == [[1], [2]]
 
 
-def test_titles_and_topics_keep_their_fields(registered: dict[str, Any], tmp_path: Path) -> None:
+def test_titles_and_topics_keep_their_fields(register: Register, tmp_path: Path) -> None:
     """A title twice in an item's text, or a topic's narrative where its description was asked for."""
     described = "<desc> Description:\nWhich ships are flat?\n<narr> Narrative:\nAny.\n"
     topics = f"<top>\n<num> Number: 1\n<title> ships\n{described}</top>\n"
     at = files(tmp_path, docs="d0\tBoats\thttp://x\tBoats are flat.\n", topics=topics, qrels="1 0 d0 1\n")
     docs = ir_datasets.formats.TsvDocs(at["docs"], doc_cls=ir_datasets.formats.trec.TitleUrlTextDoc)
     queries = ir_datasets.formats.TrecQueries(at["topics"])
-    local(registered, tmp_path, "toy-topics", docs, queries, ir_datasets.formats.TrecQrels(at["qrels"], {}))
+    register("toy-topics", docs, queries, ir_datasets.formats.TrecQrels(at["qrels"], {}))
     (found,) = IRDatasets("toy-topics").collections("test")
     assert found.items[0].title == "Boats" and found.items[0].text == "Boats are flat."
     assert found.queries[0].text == "ships"
@@ -100,22 +103,22 @@ def test_titles_and_topics_keep_their_fields(registered: dict[str, Any], tmp_pat
         IRDatasets("toy-topics", query="question").read("test")
 
 
-def test_documents_alone_are_searched(registered: dict[str, Any], tmp_path: Path) -> None:
+def test_documents_alone_are_searched(register: Register, tmp_path: Path) -> None:
     """Whoever types a query needs no judgements; whoever evaluates is told which data sets have some."""
     one = parts(tmp_path)
-    local(registered, tmp_path, "toy-docs", one["docs"])
-    local(registered, tmp_path, "toy-docs/judged", *one.values())
-    local(registered, tmp_path, "toy-asked", one["docs"], one["queries"])
-    local(registered, tmp_path, "toy-asked/judged", *one.values())
+    register("toy-docs", one["docs"])
+    register("toy-docs/judged", *one.values())
+    register("toy-asked", one["docs"], one["queries"])
+    register("toy-asked/judged", *one.values())
     (found,) = IRDatasets("toy-docs").read("test")
     assert len(found.items) == 3 and not found.queries
     with pytest.raises(DataError, match="has no judgements; name another, for example toy-asked/judged"):
         IRDatasets("toy-asked").read("test")
 
 
-def test_splits_are_data_sets_that_are_named(registered: dict[str, Any], tmp_path: Path) -> None:
+def test_splits_are_data_sets_that_are_named(register: Register, tmp_path: Path) -> None:
     """The test queries would serve for training, where no data set is named for it."""
-    local(registered, tmp_path, "toy-test", *parts(tmp_path).values())
+    register("toy-test", *parts(tmp_path).values())
     data = IRDatasets("toy-test")
     for split in ("train", "dev"):
         with pytest.raises(DataError, match=rf"for the {split} split: give --data\.{split}"):
@@ -124,7 +127,7 @@ def test_splits_are_data_sets_that_are_named(registered: dict[str, Any], tmp_pat
 
 
 def test_names_and_downloads_fail_in_one_line(
-    registered: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    register: Register, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A page of traceback hides a misspelt name, a missing network, and a line that is damaged."""
     with pytest.raises(DataError, match=r"no data set 'vaswany'; did you mean vaswani\?"):
@@ -133,11 +136,11 @@ def test_names_and_downloads_fail_in_one_line(
     one = parts(tmp_path)
     source = ir_datasets.util.RequestsDownload("http://127.0.0.1:9/docs.tsv", tries=1)
     away = ir_datasets.util.Download([source], cache_path=str(tmp_path / "cached"))
-    local(registered, tmp_path, "toy-away", ir_datasets.formats.TsvDocs(away), one["queries"], one["qrels"])
+    register("toy-away", ir_datasets.formats.TsvDocs(away), one["queries"], one["qrels"])
     with pytest.raises(DataError, match=r"^ir_datasets:toy-away/docs: .*127\.0\.0\.1.*IR_DATASETS_HOME") as refused:
         IRDatasets("toy-away").read("test")
     assert "\n" not in str(refused.value)
     (tmp_path / "docs").write_text("d0 without a tab\n")
-    local(registered, tmp_path, "toy-damaged", *one.values())
+    register("toy-damaged", *one.values())
     with pytest.raises(DataError, match="toy-damaged/docs: ir_datasets cannot read it: expected 2 fields, got 1"):
         IRDatasets("toy-damaged").read("test")

@@ -19,7 +19,7 @@ __all__ = ["load_ir_dataset"]
 
 NO_QUERY = "judgements of queries that are not in the data set, dropped"
 NO_ITEM = "judgements of items that are not in the data set, dropped"
-HELP = "files that it cannot fetch may be put into IR_DATASETS_HOME, as its documentation says"
+HELP = "a file that it cannot fetch may be put below IR_DATASETS_HOME, where its documentation says"
 
 
 def load_ir_dataset(
@@ -141,9 +141,11 @@ class _Named:
         except MemoryError:
             raise
         except Exception as error:  # each of the downloads and readers behind it fails in its own way
-            reason = " ".join(str(error).split()) or type(error).__name__
+            told = error.args[0] if error.args and isinstance(error.args[0], str) else error
+            reason = " ".join(str(told).split()) or type(error).__name__
             raise DataError(f"ir_datasets cannot read it: {reason:.400}; {HELP}", self._at(kind)) from error
 
 
 def _text(record: Any) -> str:
-    return str(record.default_text() if hasattr(record, "default_text") else record.text)
+    text = record.default_text() if hasattr(record, "default_text") else record.text
+    return text if isinstance(text, str) else ""  # a topic may lack its title
