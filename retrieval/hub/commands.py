@@ -82,10 +82,17 @@ def pull(name: str, to: Path | None = None) -> Path:
 
     Returns:
         Where it is.
+
+    Raises:
+        DataError: there are no files, or not those that the manifest names.
     """
     if to is not None:
         check_parts(to)
     place = _whole(name)
+    if not place.is_file() and not any(path.name not in (".gitattributes", "README.md") for path in place.glob("*")):
+        raise DataError(
+            "holds no checkpoint; a push that broke off leaves a repository without files: push again", name
+        )
     if to is not None and to.exists() and to.resolve().is_relative_to(place.resolve()):
         raise DataError("lies in the checkpoint itself; name another folder", to)
     if place.is_dir() and (wrong := problems(place)):
