@@ -49,7 +49,7 @@ class Query:
 
     ``alias`` is the normal form under which an alias table lists the mention (WordNet: its lemma).
 
-    Example:
+    Examples:
         >>> from simzoo import Query
         >>> query = Query("q1", "the boat lay on the bank", mention=(20, 24))
         >>> query.text[slice(*query.mention)]
@@ -82,7 +82,7 @@ class History(Query):
         times: when, in seconds; None: the data does not say.
         now: when the next action happens, in seconds; None: not known.
 
-    Example:
+    Examples:
         >>> from simzoo import History
         >>> History.of("user 7", ["film 3", "film 1"]).items
         ('film 3', 'film 1')
@@ -111,7 +111,7 @@ class History(Query):
 class Item:
     """An item that can be retrieved; ``title`` may be empty.
 
-    Example:
+    Examples:
         >>> from simzoo import Item
         >>> Item("bank.n.01", "sloping land beside a river", title="bank")
         Item(id='bank.n.01', text='sloping land beside a river', title='bank')
@@ -141,7 +141,7 @@ class Collection:
     empty where the data has one.
     ``changed`` maps the row of a query to the row of the same query with a changed instruction (FollowIR).
 
-    Example:
+    Examples:
         >>> from simzoo import Collection, Item, Query
         >>> items = [Item("i0", "a flat boat"), Item("i1", "money in the bank")]
         >>> toy = Collection("toy", items, [Query("q0", "ship")], judgements=[{0: 1}])

@@ -64,7 +64,7 @@ class Engine:
     Raises:
         DataError: the folder holds an index that other settings have made.
 
-    Example:
+    Examples:
         >>> from simzoo import Engine
         >>> engine = Engine(lambda pairs: [len(set(a.split()) & set(b.split())) for a, b in pairs])
         >>> engine.add(["i0", "i1", "i2"], ["a flat boat", "a house", "a boat on the river"])

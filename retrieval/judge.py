@@ -116,7 +116,7 @@ class CallableJudge(Judge):
         items: N items.
         chunk: most pairs given to it at once.
 
-    Example:
+    Examples:
         >>> items = [Item("i0", "a flat boat"), Item("i1", "the river bank")]
         >>> judge = CallableJudge(lambda pairs: [len(set(a.split()) & set(b.split())) for a, b in pairs], items)
         >>> judge.scorer([Query("q", "a boat")]).lists(np.array([[0, 1]])).tolist()
@@ -201,7 +201,7 @@ class MatrixJudge(Judge):
         matrix: (Q, N).
         query_ids: ids of the Q queries; None: "0", "1", ...
 
-    Example:
+    Examples:
         >>> judge = MatrixJudge(np.array([[0.5, 2.0, 1.0]]), ["q"])
         >>> scorer = judge.scorer([Query("q", "a boat")])
         >>> scorer.lists(np.array([[2, 0]])).tolist(), scorer.calls.tolist()
