@@ -129,7 +129,6 @@ def ir_metrics(items: Rows, collection: Collection, query_rows: Rows, names: Seq
         >>> {name: values.tolist() for name, values in found.items()}
         {'RR@10': [0.5], 'R@2': [1.0]}
     """
-    measures = parse_measures(names)
     qrels = [
         ir_measures.Qrel(str(i), str(item), grade)
         for i, row in enumerate(query_rows.tolist())
@@ -142,7 +141,19 @@ def ir_metrics(items: Rows, collection: Collection, query_rows: Rows, names: Seq
         for place, item in enumerate(row)
         if item >= 0
     ]
-    by_measure = {measure: np.zeros(len(query_rows)) for measure in measures.values()}
+    return measured(names, qrels, run, len(query_rows))
+
+
+def measured(
+    names: Sequence[str], qrels: Sequence[ir_measures.Qrel], run: Sequence[ir_measures.ScoredDoc], queries: int
+) -> dict[str, Values]:
+    """For each name (B,) values of queries that are called "0", "1", ...; 0 where one has nothing relevant or found.
+
+    Raises:
+        ValueError: ir-measures does not know a name, or cannot compute it here.
+    """
+    measures = parse_measures(names)
+    by_measure = {measure: np.zeros(queries) for measure in measures.values()}
     if qrels and run:
         for found in ir_measures.iter_calc(list(by_measure), qrels, run):
             by_measure[found.measure][int(found.query_id)] = found.value
