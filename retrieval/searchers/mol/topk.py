@@ -92,7 +92,7 @@ class ExactMoL(MixtureSearcher):
         for start, stop in index.chunks(block, last=sample):
             logits = index.logits(block, start, stop)
             scores[:, start:stop] = index.mix(block.gate, logits, start)
-            largest_logits[:, start:stop] = logits.amax(dim=2)
+            largest_logits[:, start:stop] = logits[..., :-1].amax(dim=2)
         expected = scores.topk(-(-k * sample // index.num_items), dim=1).values[:, -1:]
         left_out = (largest_logits < expected).float().mean(dim=1)
         pays = left_out >= ENOUGH
@@ -120,7 +120,7 @@ class ExactMoL(MixtureSearcher):
         highest = torch.cat([sampled, seeded.masked_fill(rows < sample, -torch.inf)], dim=1).topk(k, dim=1).values
         for start, stop in index.chunks(block, first=sample):
             logits, part = index.logits(block, start, stop), scores[:, start:stop]
-            reach = logits.amax(dim=2) + index.rounding
+            reach = logits[..., :-1].amax(dim=2) + index.rounding
             there = (reach >= highest[:, -1:] - tolerance) & part.isneginf()
             fresh = torch.full_like(part, -torch.inf)
             fresh[there] = index.mix_some(block, logits, start, there)
