@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from simzoo.core.command_line import EPILOG, OneLine, prepared
 from simzoo.core.progress import quiet
@@ -18,7 +19,15 @@ from simzoo.core.refusals import named_bases
 from simzoo.core.startup import importing
 
 FOLDER = Path(__file__).parent / "retrieval" / "commands"
-POSITIONAL = {"compare": ("runs", Path, "output folders of evaluate.py run"), "search": ("query", str, "the query")}
+POSITIONAL: dict[str, dict[str, dict[str, Any]]] = {
+    "compare": {"runs": {"type": Path, "nargs": "+", "help": "output folders of evaluate.py run, or of score"}},
+    "score": {
+        "trec": {"type": Path, "help": "the run, in TREC's layout"},
+        "qrels": {"type": Path, "help": "the judgements, in TREC's layout or BEIR's"},
+    },
+    "search": {"query": {"type": str, "help": "the query"}},
+}
+"""By command, the arguments that have no option's name."""
 
 
 def commands() -> dict[str, str]:
@@ -54,12 +63,10 @@ def _add_options(parser: OneLine, name: str) -> None:
     function = command(name)
     parser.bases = named_bases(function)
     parser.add_argument("--config", action="config", help="YAML file with these options")
-    skip: set[str | int] = set()
-    if name in POSITIONAL:
-        positional, kind, described = POSITIONAL[name]
-        parser.add_argument(positional, type=kind, help=described, nargs="+" if positional == "runs" else None)
-        skip.add(positional)
-    parser.add_function_arguments(function, as_positional=False, skip=skip)
+    positional = POSITIONAL.get(name, {})
+    for argument, settings in positional.items():
+        parser.add_argument(argument, **settings)
+    parser.add_function_arguments(function, as_positional=False, skip=set(positional))
 
 
 def main(args: list[str] | None = None) -> None:

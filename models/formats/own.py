@@ -51,7 +51,7 @@ def save(model: LearnedSimilarity, folder: str | Path, dtype: torch.dtype = torc
         folder: replaced file by file; other files in it (metrics.json, README.md) stay.
         dtype: of the stored weights; float16 halves the file.
 
-    Example:
+    Examples:
         >>> from tempfile import TemporaryDirectory
         >>> from simzoo import CrossEncoder, load, save
         >>> model = CrossEncoder.tiny().eval()
@@ -126,7 +126,7 @@ def load(
         ValueError: a file is damaged, of another format, or names a class that is not allowed; or the model
             cannot be quantized as asked.
 
-    Example:
+    Examples:
         >>> from tempfile import TemporaryDirectory
         >>> from simzoo import DualEncoder, load, save
         >>> with TemporaryDirectory() as folder:
