@@ -112,7 +112,7 @@ class MoL(TwoTowers):
 
     def score(self, queries: Reps, items: Reps, candidates: Tensor | None = None) -> Tensor:
         """See `LearnedSimilarity.score`."""
-        return self.head.score(queries, items, candidates)[0]
+        return self.head.scores(queries, items, candidates)
 
     def score_pairs(self, queries: Reps, items: Reps, query_rows: Tensor, item_rows: Tensor) -> Tensor:
         """See `LearnedSimilarity.score_pairs`."""

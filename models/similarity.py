@@ -81,7 +81,8 @@ class LearnedSimilarity(TrainingLoop, ABC):
     """How texts become token ids, where there are texts."""
 
     weights_sha256: str = ""
-    """sha256 of the weights file that the model was loaded from; empty for a model at hand."""
+    """sha256 of the weights file that the model was loaded from, and how it computes if not as it says; empty for
+    a model at hand."""
 
     # -- the three verbs, and the tokenising before them ---------------------------------------------------------------
 

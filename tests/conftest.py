@@ -20,6 +20,10 @@ from hypothesis import settings  # noqa: E402
 settings.register_profile("simzoo", parent=settings(), deadline=None)
 settings.load_profile("simzoo")
 
+# Read when triton is first imported: without a GPU kernels run in its interpreter.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """A folder that is named but missing is a mistake, not a skip."""

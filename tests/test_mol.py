@@ -88,10 +88,10 @@ def test_the_gate_of_search_is_that_of_training(config: MixtureConfig) -> None:
     queries, items = head.queries(raw_q), head.items(raw_x)
     logits = torch.einsum("bnd,kmd->bknm", queries["components"], items["components"]).flatten(2) / head.temperature
     order = torch.randperm(6)
-    gate = head.gate.reordered(order)
-    query = None if gate.query is None else gate.query(raw_q)[:, None]
-    item = None if gate.item is None else gate.item(raw_x)
-    scores = gate.scores(logits[..., order], query, item)
+    gate = head.gate.for_search(order)
+    query = None if head.gate.query is None else head.gate.query(raw_q)[:, None, order]
+    item = None if head.gate.item is None else head.gate.item(raw_x)[:, order]
+    scores = gate.scores(F.pad(logits[..., order], (0, 1), value=1.0), query, item)
     torch.testing.assert_close(scores, head.score(queries, items)[0], atol=1e-4, rtol=1e-4)
 
 

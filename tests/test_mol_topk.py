@@ -29,6 +29,7 @@ from simzoo.retrieval.searchers.mol import candidates as mol_candidates
 from simzoo.retrieval.searchers.mol import index as mol_index
 from simzoo.retrieval.searchers.mol import topk as mol_topk
 from simzoo.retrieval.searchers.mol.index import MixtureIndex
+from simzoo.retrieval.searchers.mol.screen import Screen
 from simzoo.retrieval.searchers.mol.searcher import Best, BoundedRanking, MixtureSearcher
 from simzoo.retrieval.searchers.mol.topk import (
     BruteForce,
@@ -184,6 +185,8 @@ def test_exact_is_brute_force_and_certified(data: st.DataObject) -> None:
         patch.setattr(mol_index, "CHUNK", draw(st.sampled_from([2, 7, 2048]), "chunk"))
         patch.setattr(mol_index, "LOGITS", draw(st.sampled_from([1, 40, 1 << 18]), "logits at once"))
         patch.setattr(mol_topk, "SEGMENT", draw(st.sampled_from([1, 11, 2048]), "segment"))
+        patch.setattr(mol_topk, "SPARSE", draw(st.sampled_from([0.0, 0.95]), "screened from"))
+        patch.setattr(mol_topk, "SCREENED", draw(st.sampled_from([1, 9, 1 << 15]), "screened at once"))
         for searcher in (BruteForce(), ExactMoL(1), ExactMoL()):
             found = run(searcher, task, k)
             np.testing.assert_array_equal(found.items, rows)
@@ -194,9 +197,11 @@ def test_exact_is_brute_force_and_certified(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("vectors", [True, False])
-def test_the_certificate_is_true(chunk: int, vectors: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("screened", [True, False])
+def test_the_certificate_is_true(chunk: int, vectors: bool, screened: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A certificate nobody checks: the bound must hold for every item left out, and items must have been left out."""
     task = problem(3, 5, 200, (1, 2, 4), 2.0, vectors)
+    monkeypatch.setattr(mol_topk, "SPARSE", 0.0 if screened else 2.0)
     scores = formula(task)
     evaluated: list[NDArray[np.int64]] = []
     add = Best.add
@@ -215,13 +220,28 @@ def test_the_certificate_is_true(chunk: int, vectors: bool, monkeypatch: pytest.
         assert np.delete(scores[row], rows).max() <= ranking.bounds[row] < ranking.scores[row, -1]
 
 
+@torch.inference_mode()
+@pytest.mark.parametrize("vnni", [True, False])
+def test_no_logit_exceeds_its_rounded_bound(vnni: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bound that is too low by an error of rounding loses an item unseen; one that is far too high saves nothing."""
+    if not vnni:
+        monkeypatch.setattr("simzoo.core.int8._has_vnni", lambda: False)
+    task = problem(9, 6, 90, (3, 2, 32))
+    index = MixtureIndex(task.corpus, 1 << 20)
+    [block] = index.blocks(task.judge.queries, task.queries)
+    largest = index.logits(block, 4, 77)[..., :-1].amax(dim=2)
+    bounds = Screen(index).of(block)(4, 77)
+    assert bounds.shape == largest.shape and (bounds >= largest).all()
+    assert float((bounds - largest).max()) < 0.1 * index.highest
+
+
 def test_each_query_is_bounded_only_where_that_pays(chunk: int) -> None:
     """Exact search that looks at bounds which leave out nothing; one block holds queries of both kinds."""
     task = problem(4, 8, 300, (2, 2, 4), 0.3)
     index = MixtureIndex(task.corpus, 1 << 20)
     with torch.inference_mode():
         blocks = index.blocks(task.judge.queries, task.queries)
-        largest_logits = np.concatenate([index.logits(b, 0, 300).amax(2) for b in blocks])
+        largest_logits = np.concatenate([index.logits(b, 0, 300)[..., :-1].amax(2) for b in blocks])
     scores, ranking = formula(task), run(ExactMoL(1), task, 5)
     sample = slice(0, 19)  # a 16th; its best item stands for the 5th of all
     below = (largest_logits[:, sample] < scores[:, sample].max(axis=1, keepdims=True)).mean(axis=1)

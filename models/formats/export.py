@@ -17,6 +17,7 @@ from simzoo.models.cross_encoder import CrossEncoder
 from simzoo.models.dual_encoder import DualEncoder
 from simzoo.models.formats.portable import save_tokenizer, without_places
 from simzoo.models.parts.backbone import Encoder
+from simzoo.models.parts.int8 import check_not_quantized
 from simzoo.models.parts.pooling import mean_state
 from simzoo.models.parts.pretrained import unasked
 from simzoo.models.sequence_classifier import SequenceClassifier
@@ -37,7 +38,9 @@ def save_sentence_transformer(model: LearnedSimilarity, folder: Path) -> None:
 
     Raises:
         TypeError: another model, which that package has no modules for.
+        ValueError: the model is quantized.
     """
+    check_not_quantized(model)
     if isinstance(model, SequenceClassifier):
         _write_classifier(model, folder)
         return
@@ -84,7 +87,9 @@ def save_onnx(model: LearnedSimilarity, folder: Path) -> None:
 
     Raises:
         TypeError: another model.
+        ValueError: the model is quantized.
     """
+    check_not_quantized(model)
     if not isinstance(model, DualEncoder) and not (isinstance(model, CrossEncoder) and model.plain):
         raise TypeError(
             f"this {type(model).__name__} has no ONNX export; dual encoders have one, and packed cross-encoders that "

@@ -208,6 +208,11 @@ class Encoder(nn.Module):
         return self.upper(embedded, mask, read, 0)
 
     @property
+    def transformer(self) -> nn.Module:
+        """The backbone itself."""
+        return self.model  # type: ignore[no-any-return]
+
+    @property
     def depth(self) -> int:
         """Layers of a backbone that is built of BERT's.
 

@@ -60,6 +60,11 @@ class Classifier(nn.Module):
         self.model = model.train()
         self.takes_segments = "token_type_ids" in signature(model.forward).parameters
 
+    @property
+    def transformer(self) -> nn.Module:
+        """The backbone without its head."""
+        return getattr(self.model, self.base)  # type: ignore[no-any-return]
+
     def merge(self) -> None:
         """Folds the adapters into the backbone's weights: the same scores, faster; training cannot go on."""
         if self.adapted:

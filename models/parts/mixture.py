@@ -6,7 +6,6 @@ per candidate then runs over contiguous memory, and the gate's layers are plain 
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,13 +15,16 @@ from torch.nn import functional as F
 
 from simzoo.core.reps import Reps
 from simzoo.core.targets import Targets
+from simzoo.models.parts.kernels import covered
 from simzoo.models.parts.layers import GatedLinear, HashedUsers, linear, two_layers
+from simzoo.models.parts.search_gate import SearchGate
 
 __all__ = ["Gate", "MixtureConfig", "MoLHead", "mol_scores", "positive_gates"]
 
 EPSILON = 1e-6
 PAIRS = 4096  # pairs scored at once: bounds the memory of their gathered components
 LISTED_PAIRS = 65_536  # the same for whole lists, where no gradient is asked for
+MOST_LOGITS, MOST_HIDDEN = 64, 256  # of a pair: what a GPU's registers hold, a tile of pairs at a time
 
 ProjectionKind = Literal["none", "linear", "geglu", "swiglu"]
 
@@ -141,6 +143,11 @@ class Gate(nn.Module):
         """P."""
         return self.cross_out.out_features
 
+    @property
+    def cross(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Weight (H, P) and bias (H,) of the cross part's first layer, weight (P, H) and bias (P,) of its second."""
+        return self.cross_in.weight, self.cross_in.bias, self.cross_out.weight, self.cross_out.bias
+
     def forward(self, logits: Tensor, query: Tensor | None, item: Tensor | None) -> tuple[Tensor, Tensor]:
         """Scores and probabilities.
 
@@ -162,43 +169,9 @@ class Gate(nn.Module):
                 gating = gating if part is None else gating + part
         return mol_scores(logits, gating, self.dropout if self.training else 0.0)
 
-    def probabilities(self, logits: Tensor, query: Tensor | None, item: Tensor | None) -> Tensor:
-        """Those of `forward` in evaluation, for search: pair by pair, in half of the time and memory.
-
-        Args:
-            logits: (..., P).
-            query: the query part, in a shape that is expanded to that of the logits; None without one.
-            item: the item part, likewise.
-
-        Returns:
-            (..., P).
-        """
-        hidden = torch.addmm(self.cross_in.bias, logits.flatten(0, -2), self.cross_in.weight.T)
-        hidden = F.silu(hidden, inplace=True)
-        gating = torch.addmm(self.cross_out.bias, hidden, self.cross_out.weight.T).view(logits.shape)
-        if query is not None and item is not None:
-            gating.addcmul_(query, item)
-        else:
-            for part in (query, item):
-                gating = gating if part is None else gating.add_(part)
-        return F.silu(gating, inplace=True).softmax(dim=-1)
-
-    def scores(self, logits: Tensor, query: Tensor | None, item: Tensor | None) -> Tensor:
-        """The scores (...) of `forward` in evaluation; see `probabilities` for the arguments."""
-        scores: Tensor = torch.linalg.vecdot(self.probabilities(logits, query, item), logits)
-        return scores
-
-    def reordered(self, order: Tensor) -> Gate:
+    def for_search(self, order: Tensor) -> SearchGate:
         """The same gate for logits in another order: ``order`` (P,) holds the old place of each new one."""
-        made = copy.deepcopy(self)
-        made.cross_in.weight = nn.Parameter(self.cross_in.weight[:, order])
-        for mine, yours in ((self.cross_out, made.cross_out), *zip(self._outputs(), made._outputs(), strict=True)):
-            yours.weight = nn.Parameter(mine.weight[order])
-        made.cross_out.bias = nn.Parameter(self.cross_out.bias[order])
-        return made
-
-    def _outputs(self) -> list[nn.Linear]:
-        return [part[-1] for part in (self.query, self.item) if part is not None]  # type: ignore[misc]
+        return SearchGate(self.cross, order)
 
 
 class MoLHead(nn.Module):
@@ -261,6 +234,34 @@ class MoLHead(nn.Module):
             item, item_gate = item[None], None if item_gate is None else item_gate[None]
         scores, gates = self._score_lists(query, item, query_gate, item_gate)
         return (scores if candidates is None else scores.masked_fill(candidates < 0, -torch.inf)), gates
+
+    def scores(self, queries: Reps, items: Reps, candidates: Tensor | None = None) -> Tensor:
+        """The scores (B, K) of `score` alone: in one kernel where `covered` says so and all queries have one list."""
+        small = self.gate.num_logits <= MOST_LOGITS and self.gate.hidden <= MOST_HIDDEN
+        if small and not self.training and (candidates is None or candidates.shape[0] == 1):
+            query, item = _dense(queries, "components"), _dense(items, "components")
+            gates, cross = (_gate_part(queries), _gate_part(items)), self.gate.cross
+            if covered(query, item) and covered(*cross, *(gate for gate in gates if gate is not None)):
+                return self._fused(query, item, gates, cross, candidates)
+        return self.score(queries, items, candidates)[0]
+
+    def _fused(
+        self,
+        query: Tensor,
+        item: Tensor,
+        gates: tuple[Tensor | None, Tensor | None],
+        cross: tuple[Tensor, Tensor, Tensor, Tensor],
+        candidates: Tensor | None,
+    ) -> Tensor:
+        from simzoo.models.parts.kernels.mixture import mixture_scores  # it imports triton
+
+        query_gate, item_gate = gates
+        if candidates is None:
+            return mixture_scores(query, item, self.temperature, cross, query_gate, item_gate)
+        rows = candidates[0].clamp_min(0)
+        item_gate = None if item_gate is None else item_gate[rows]
+        scores = mixture_scores(query, item[rows], self.temperature, cross, query_gate, item_gate)
+        return scores.masked_fill(candidates < 0, -torch.inf)
 
     def _score_lists(
         self, query: Tensor, item: Tensor, query_gate: Tensor | None, item_gate: Tensor | None

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from simzoo.core.reps import Reps
+from simzoo.models.parts.kernels import covered
 
 __all__ = ["QNet", "QNetConfig"]
 
@@ -23,6 +24,8 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 Norm = Literal["before_residual", "after_residual", "none"]
+
+MOST_WIDTH = 1024  # of a state that a GPU's registers hold, a tile at a time
 
 
 @dataclass
@@ -96,6 +99,9 @@ class QNet(nn.Module):
         Returns:
             (B, K).
         """
+        matrices = [part for part in weights.values() if isinstance(part, Tensor)]
+        if self._fits_kernel(x) and covered(x, *matrices):
+            return self._fused(weights, x)
         norm, activation = self.config.norm, self.activation
         for i, residual in enumerate(self.residuals):
             weight, bias = weights[f"weight_{i}"], weights[f"bias_{i}"]
@@ -113,3 +119,16 @@ class QNet(nn.Module):
         last = weights[f"weight_{len(self.residuals)}"]
         assert isinstance(last, Tensor)
         return torch.bmm(x, last.mT)[..., 0]
+
+    def _fits_kernel(self, x: Tensor) -> bool:
+        config = self.config
+        square = set(config.widths) == {x.shape[-1]} and x.shape[-1] <= MOST_WIDTH
+        return square and config.activation == "relu" and not (self.training and config.dropout)
+
+    def _fused(self, weights: Reps, x: Tensor) -> Tensor:
+        from simzoo.models.parts.kernels.q_net import q_net_scores  # it imports triton
+
+        found = [weights[name] for name in self.names]
+        parts = [part for part in found if isinstance(part, Tensor)]
+        blocks = len(self.residuals)
+        return q_net_scores(x, parts[:blocks], parts[blocks + 1 :], parts[blocks], self.config.norm, self.residuals)

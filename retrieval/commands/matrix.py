@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from simzoo.core.progress import plan
 from simzoo.datamodules.sources import Source
@@ -22,6 +23,7 @@ def matrix(
     seed: int = 0,
     shards: Path | None = None,
     bf16: bool = False,
+    quantize: Literal["int8"] | None = None,
     overwrite: bool = False,
 ) -> None:
     """Scores queries with all items exactly, resumably: the oracle for Top-k-Recall.
@@ -34,6 +36,7 @@ def matrix(
         seed: of the sample.
         shards: folder of the finished parts; None: beside the output.
         bf16: compute the transformers in bfloat16: for hardware that has it.
+        quantize: int8 for products of whole numbers of 8 bits in the transformers: faster on a CPU, other digits.
         overwrite: replace the output file; it is refused otherwise.
     """
     check_file(output, overwrite)
@@ -41,7 +44,7 @@ def matrix(
     rows, _ = split_queries(collection, queries, seed)
     calls = len(rows) * len(collection.items)
     check_file(output, overwrite, room=4 * calls)
-    similarity = loaded(checkpoint, bf16)
+    similarity = loaded(checkpoint, bf16, quantize)
     plan(
         "plan",
         {

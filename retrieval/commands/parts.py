@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from simzoo.core.progress import plan
 from simzoo.core.records import Collection, DataError
@@ -17,15 +17,16 @@ if TYPE_CHECKING:
     from simzoo.models.similarity import LearnedSimilarity
 
 
-def loaded(checkpoint: str, bf16: bool) -> LearnedSimilarity:
-    """The checkpoint, on the fastest device."""
+def loaded(checkpoint: str, bf16: bool, quantize: Literal["int8"] | None = None) -> LearnedSimilarity:
+    """The checkpoint, on the fastest device that computes so."""
     with importing():  # here, so that help need not wait for it
         import torch
 
         from simzoo.models.formats import load
         from simzoo.models.similarity import fastest_device
 
-    return load(checkpoint, fastest_device(), getattr(torch, dtype_of(bf16)))
+    device = fastest_device() if quantize is None else "cpu"
+    return load(checkpoint, device, getattr(torch, dtype_of(bf16)), quantize=quantize)
 
 
 def dtype_of(bf16: bool) -> str:

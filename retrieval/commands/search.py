@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Literal
 
 from simzoo.core.progress import show_table
 from simzoo.core.records import Collection, DataError, Item, Query
@@ -26,6 +27,7 @@ def search(
     k: int = 10,
     mention: str = "",
     bf16: bool = False,
+    quantize: Literal["int8"] | None = None,
 ) -> None:
     """Answers one query: the ranked items, calls and milliseconds.
 
@@ -38,6 +40,7 @@ def search(
         k: results.
         mention: the words of the query that are the mention, if the model marks one.
         bf16: compute the transformers in bfloat16: for hardware that has it.
+        quantize: int8 for products of whole numbers of 8 bits in the transformers: faster on a CPU, other digits.
     """
     start = query.find(mention) if mention else -1
     if mention and start < 0:
@@ -50,7 +53,9 @@ def search(
     elif checkpoint is None or data is None:
         raise DataError("what is searched is missing: give --index, or --checkpoint and --data")
     else:
-        hits, calls, spent = _in_collection(single(data, asked=False), checkpoint, search or Exact(), asked, k, bf16)
+        hits, calls, spent = _in_collection(
+            single(data, asked=False), checkpoint, search or Exact(), asked, k, bf16, quantize
+        )
     rows = []
     for place, (item, score) in enumerate(hits, start=1):
         shown = f"{item.title}: {item.text}" if item.title else item.text
@@ -72,9 +77,15 @@ def _in_index(folder: Path, search: Searcher | None, query: Query, k: int) -> Fo
 
 
 def _in_collection(
-    collection: Collection, checkpoint: str, searcher: Searcher, query: Query, k: int, bf16: bool
+    collection: Collection,
+    checkpoint: str,
+    searcher: Searcher,
+    query: Query,
+    k: int,
+    bf16: bool,
+    quantize: Literal["int8"] | None,
 ) -> Found:
-    judge = SimilarityJudge.of(loaded(checkpoint, bf16), collection.items)
+    judge = SimilarityJudge.of(loaded(checkpoint, bf16, quantize), collection.items)
     searcher.index(Corpus.of(collection, judge, anchors=collection.queries))
     began = time.perf_counter()
     ranking = searcher.search([query], min(k, len(collection.items)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +38,7 @@ def sparse_matrix(
     shard: int = SHARD,
     store: Path | None = None,
     bf16: bool = False,
+    quantize: Literal["int8"] | None = None,
 ) -> None:
     """Scores sampled pairs of training queries and items, resumably: what a `MatrixFactorization` is trained on.
 
@@ -58,6 +59,7 @@ def sparse_matrix(
         shard: pairs a shard, about: what a kill can cost.
         store: folder that keeps the items' representations, so that a killed run goes on.
         bf16: compute the transformers in bfloat16: for hardware that has it.
+        quantize: int8 for products of whole numbers of 8 bits in the transformers: faster on a CPU, other digits.
     """
     check_parts(output)
     if normalize and vectors is None:
@@ -69,7 +71,7 @@ def sparse_matrix(
     drawn = np.sort(np.random.default_rng(seed).permutation(len(every))[:train_queries])
     asked = [every[row] for row in drawn.tolist()]
     sampling.begin(Corpus.of(collection), asked)
-    similarity = loaded(checkpoint, bf16)
+    similarity = loaded(checkpoint, bf16, quantize)
     plan(
         "plan",
         {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import yaml
@@ -40,6 +41,7 @@ def tune(
     rconds: list[float] = [1e-6, 1e-4, 1e-3, 1e-2, 1e-1],  # noqa: B006
     store: Path | None = None,
     bf16: bool = False,
+    quantize: Literal["int8"] | None = None,
     overwrite: bool = False,
 ) -> None:
     """Chooses lambda, the solver's ridge or the cut-off by Top-k-Recall on dev queries, and writes the choice down.
@@ -64,6 +66,7 @@ def tune(
         rconds: cut-offs to try, of CUR, AdaCUR and ItemCUR.
         store: folder that keeps the items' representations.
         bf16: compute the transformers in bfloat16: for hardware that has it.
+        quantize: int8 for products of whole numbers of 8 bits in the transformers: faster on a CPU, other digits.
         overwrite: replace the output file; it is refused otherwise.
     """
     if (index is None) == (checkpoint is None):
@@ -87,7 +90,7 @@ def tune(
     else:
         given = search or AXN()
         assert checkpoint is not None
-        judge = judge_of(loaded(checkpoint, bf16), given, collection, len(asked), store, dtype_of(bf16))
+        judge = judge_of(loaded(checkpoint, bf16, quantize), given, collection, len(asked), store, dtype_of(bf16))
         corpus = Corpus.of(collection, judge, anchors=anchors)
     known = None if exact is None else _exact(exact, collection, asked)
     trials = tuned(settings(given, weights, strengths, rconds), corpus, asked, k, known)

@@ -142,7 +142,7 @@ def evaluated(
         "commit": run_files.commit(),
         "versions": run_files.versions(),
         "threads": torch.get_num_threads(),
-        "device": fastest_device(),
+        "device": fastest_device() if similarity is None else similarity.device.type,
         "bf16": asked.bf16,
     }
     ids = [collection.queries[row].id for row in rows]

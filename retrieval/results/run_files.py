@@ -4,7 +4,7 @@ metrics.json is one object:
 
 | key | value |
 |---|---|
-| checkpoint | ``name`` and ``sha256`` of its weights; null and null without a similarity |
+| checkpoint | ``name`` and ``sha256`` of its weights, then " as int8" if quantized; both null without a similarity |
 | data | ``name``, ``fingerprint`` (sha256 over records and judgements), ``notes``: what the reader counted, by reason |
 | searcher | ``name`` of the class and its settings |
 | anchors | where the queries that indexing learnt from come ``from``, and how many ``queries``; if there are some |

@@ -33,6 +33,16 @@ SEGMENT = 1 << 16  # items whose scores are held at once, where those of all nee
 GROUP = 32  # scores whose maximum is looked at first, where few of many are wanted
 
 
+class SearchGate(Protocol):
+    """A gate for logits (..., P + 1), of which the last is 1, and the gate's two precomputed parts."""
+
+    def probabilities(self, logits: Tensor, query: Tensor | None, item: Tensor | None) -> Tensor:
+        """Probabilities (..., P)."""
+
+    def scores(self, logits: Tensor, query: Tensor | None, item: Tensor | None) -> Tensor:
+        """Scores (...): the logits weighted with these."""
+
+
 class MixtureGate(Protocol):
     """The gate of a mixture of logits.
 
@@ -42,17 +52,8 @@ class MixtureGate(Protocol):
     num_logits: int
     """P."""
 
-    def probabilities(self, logits: Tensor, query: Tensor | None, item: Tensor | None) -> Tensor:
-        """Probabilities (..., P) of logits (..., P) and the gate's two precomputed parts."""
-
-    def scores(self, logits: Tensor, query: Tensor | None, item: Tensor | None) -> Tensor:
-        """Scores (...): the logits weighted with these."""
-
-    def reordered(self, order: Tensor) -> Any:
-        """The same gate, a module, for logits in another order."""
-
-    def parameters(self) -> Iterator[Tensor]:
-        """Weights."""
+    def for_search(self, order: Tensor) -> Any:
+        """The same gate, a module and `SearchGate`, for logits in another order."""
 
 
 class MixtureHead(Protocol):
@@ -126,9 +127,9 @@ class MixtureIndex:
         self.query_components = self.num_logits // self.item_components
         order = torch.arange(self.num_logits, device=device).view(self.query_components, -1).T.flatten()
         self._order, self._device = order, device
-        self._gate: MixtureGate = head.gate.reordered(order)
+        self._gate: SearchGate = head.gate.for_search(order)
         # The order of the results must not depend on how the pairs were batched, so the last word is in double.
-        self._fine: MixtureGate = head.gate.reordered(order).double()
+        self._fine: SearchGate = head.gate.for_search(order).double()
         self._item_gate = None if item_gate is None else item_gate.float()[:, order]
         self._memory = memory
         self.highest = 1 / self.temperature
@@ -175,13 +176,21 @@ class MixtureIndex:
         return torch.full((len(block),), self.highest + self.rounding, device=block.rows.device)
 
     def logits(self, block: Block, start: int, stop: int) -> Tensor:
-        """(b, C, P) logits of a block with the items from ``start`` to ``stop``."""
+        """(b, C, P + 1) logits of a block with the items from ``start`` to ``stop``, and a 1 behind each pair's."""
         products = self.items[start:stop].float().flatten(0, 1) @ block.components.flatten(0, 1).T
         by_item = products.view(stop - start, self.item_components, len(block), self.query_components)
-        return by_item.permute(2, 0, 1, 3).flatten(2)
+        return self._with_one(by_item.permute(2, 0, 1, 3))
+
+    def _with_one(self, by_pair: Tensor) -> Tensor:
+        """(..., P + 1) of (..., P_X, P_Q): the one pass that brings the gate's layers what they read."""
+        pairs = by_pair.shape[:-2]
+        made = by_pair.new_empty(*pairs, self.num_logits + 1)
+        made[..., :-1].view(by_pair.shape).copy_(by_pair)
+        made[..., -1] = 1
+        return made
 
     def mix(self, gate: Tensor | None, logits: Tensor, start: int) -> Tensor:
-        """(b, C) scores of queries with C items from ``start`` on, whose gate part and logits (b, C, P) are known."""
+        """(b, C) scores of queries with C items from ``start`` on, whose gate part and `logits` are known."""
         size = logits.shape[1]
         item = None if self._item_gate is None else self._item_gate[start : start + size]
         step = max(1, PAIRS // size)
@@ -192,7 +201,7 @@ class MixtureIndex:
         return torch.cat(parts)
 
     def mix_some(self, block: Block, logits: Tensor, start: int, there: Tensor) -> Tensor:
-        """(M,) scores of the M pairs ``there`` (b, C) of queries and C items from ``start`` on, of logits (b, C, P)."""
+        """(M,) scores of the M pairs ``there`` (b, C) of queries and C items from ``start`` on, of `logits`."""
         flat, parts = logits.flatten(0, 1), []
         for pairs in torch.split(there.flatten().nonzero()[:, 0], PAIRS):
             query, item = pairs // logits.shape[1], pairs % logits.shape[1] + start
@@ -216,12 +225,13 @@ class MixtureIndex:
     def _gathered(
         self, block: Block, rows: Tensor, dtype: torch.dtype = torch.float32
     ) -> Iterator[tuple[Tensor, Tensor | None, Tensor | None]]:
-        """Logits (b, m', P), and the gate's two parts, of each query with m items of its own, a few at once."""
+        """Logits (b, m', P + 1), and the gate's two parts, of each query with m items of its own, a few at once."""
         queries = block.raw.to(dtype).transpose(1, 2) / self.temperature
         query_gate = None if block.gate is None else block.gate[:, None].to(dtype)
         bytes_each = len(block) * self.item_components * self.width * dtype.itemsize
         for some in torch.split(rows, max(1, GATHERED // bytes_each), dim=1):
-            logits = torch.bmm(self.items[some].to(dtype).flatten(1, 2), queries).view(*some.shape, self.num_logits)
+            products = torch.bmm(self.items[some].to(dtype).flatten(1, 2), queries)
+            logits = self._with_one(products.view(*some.shape, self.item_components, self.query_components))
             yield logits, query_gate, None if self._item_gate is None else self._item_gate[some].to(dtype)
 
     def settle(

@@ -15,6 +15,7 @@ from simzoo.retrieval.first_stages.vector_index import IndexKind
 from simzoo.retrieval.searcher import Stopwatch
 from simzoo.retrieval.searchers.mol.candidates import ByComponent, ByGate, ByMean
 from simzoo.retrieval.searchers.mol.index import SEGMENT, Block, MixtureIndex
+from simzoo.retrieval.searchers.mol.screen import Screen
 from simzoo.retrieval.searchers.mol.searcher import Best, BlockResult, MixtureSearcher, joined
 
 __all__ = ["BruteForce", "CombTopK", "ExactMoL", "TopKAvg", "TopKGate", "TopKPerEmbd"]
@@ -24,6 +25,10 @@ AVERAGE = 512  # items scored after these, by the mean of their logits with the 
 SAMPLE = 1024  # items, at most a 16th of them all, that tell what share of a query's items bounds will leave out
 ENOUGH = 0.3  # the share from which on looking at a query's bounds costs less than it saves
 WORTHWHILE = 0.1  # share of a block's pairs that must be left out for a second pass over the items to pay
+SPARSE = (
+    0.8  # the share from which on a query's logits are computed one item after another, where rounded bounds say so
+)
+SCREENED = 1 << 15  # items whose rounded bounds are looked at before the k-th score is raised
 
 
 class BruteForce(MixtureSearcher):
@@ -59,7 +64,9 @@ class ExactMoL(MixtureSearcher):
     An item's bound is its largest logit. A sample of the items, which is evaluated whole, tells for each query what
     share of the bounds will lie below its k-th score; where that is too little to pay, the query goes on as in brute
     force. For the others the items of the largest mean logits come next, and then, chunk by chunk, those whose bound
-    reaches the k-th score found so far. The result is certified: every item left out has a bound below the k-th score.
+    reaches the k-th score found so far. Where bounds of rounded
+    components (`Screen`), which hold a quarter of the bytes again, leave out nearly all items, logits are computed for
+    the others alone. The result is certified: every item left out has a bound below the k-th score.
 
     Args:
         seeds: items of the largest mean logits that are evaluated first, at least k of them in any case.
@@ -78,10 +85,12 @@ class ExactMoL(MixtureSearcher):
         return cls(seeds=1)
 
     def prepare(self, watch: Stopwatch) -> None:
-        """Also averages each item's components."""
+        """Also averages each item's components, and rounds them."""
         super().prepare(watch)
         with watch.step("mean components"):
             self._by_mean = ByMean(self._index)
+        with watch.step("rounded components"):
+            self._screen = Screen(self._index)
 
     def look(self, block: Block, k: int, tolerance: float) -> BlockResult:
         """See `MixtureSearcher.look`."""
@@ -92,7 +101,7 @@ class ExactMoL(MixtureSearcher):
         for start, stop in index.chunks(block, last=sample):
             logits = index.logits(block, start, stop)
             scores[:, start:stop] = index.mix(block.gate, logits, start)
-            largest_logits[:, start:stop] = logits.amax(dim=2)
+            largest_logits[:, start:stop] = logits[..., :-1].amax(dim=2)
         expected = scores.topk(-(-k * sample // index.num_items), dim=1).values[:, -1:]
         left_out = (largest_logits < expected).float().mean(dim=1)
         pays = left_out >= ENOUGH
@@ -104,23 +113,52 @@ class ExactMoL(MixtureSearcher):
             best = Best(others, k, tolerance)
             best.add(scores[places], 0)
             found.append((places, _everything(index, others, best, sample)))
-        if bool(pays.any()):
-            for places in torch.split(pays.nonzero()[:, 0], index.queries_at_once(index.num_items)):
-                found.append((places, self._bounded(block.take(places), scores[places], k, tolerance)))
+        few = pays & ((self._screen.of(block)(0, sample) < expected).float().mean(dim=1) >= SPARSE)
+        for these, search in ((few, self._screened), (pays & ~few, self._bounded)):
+            for places in torch.split(these.nonzero()[:, 0], index.queries_at_once(index.num_items)):
+                if len(places):
+                    found.append((places, search(block.take(places), scores[places], k, tolerance)))
         return joined(found)
 
-    def _bounded(self, block: Block, sampled: Tensor, k: int, tolerance: float) -> BlockResult:
-        """Evaluates what bounds do not leave out; the scores of the first items are known."""
+    def _begun(self, block: Block, sampled: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """Scores (b, N), -inf where none is known yet, with those of the largest mean logits; and the best (b, k)."""
         index, sample = self._index, sampled.shape[1]
         rows = self._by_mean(block, min(max(k, self.seeds), index.num_items))
         seeded = index.score(block, rows)
         scores = sampled.new_full((len(block), index.num_items), -torch.inf).scatter_(1, rows, seeded)
         scores[:, :sample] = sampled
+        return scores, torch.cat([sampled, seeded.masked_fill(rows < sample, -torch.inf)], dim=1).topk(k, dim=1).values
+
+    def _screened(self, block: Block, sampled: Tensor, k: int, tolerance: float) -> BlockResult:
+        """Evaluates what rounded bounds do not leave out: logits, too, are computed for these items alone."""
+        index, sample = self._index, sampled.shape[1]
+        scores, highest = self._begun(block, sampled, k)
+        screen, queries = self._screen.of(block), [block.take(row[None]) for row in torch.arange(len(block))]
         bounds = sampled.new_full((len(block),), -torch.inf)
-        highest = torch.cat([sampled, seeded.masked_fill(rows < sample, -torch.inf)], dim=1).topk(k, dim=1).values
+        for begin in range(sample, index.num_items, SCREENED):
+            end = min(begin + SCREENED, index.num_items)
+            parts = [screen(*some) for some in index.chunks(block, begin, end)]
+            reach, part = torch.cat(parts, dim=1), scores[:, begin:end]
+            there = (reach >= highest[:, -1:] - tolerance) & part.isneginf()
+            for row, query in enumerate(queries):
+                items = there[row].nonzero()[:, 0]
+                if len(items):
+                    part[row, items] = index.score(query, items[None] + begin)[0]
+            bounds = torch.maximum(bounds, reach.masked_fill(~part.isneginf(), -torch.inf).amax(dim=1))
+            fresh = part.masked_fill(~there, -torch.inf)
+            highest = torch.cat([highest, fresh], dim=1).topk(k, dim=1).values
+        best = Best(block, k, tolerance)
+        best.add(scores, 0)
+        return BlockResult(best.rows, best.scores, bounds, (scores > -torch.inf).sum(dim=1))
+
+    def _bounded(self, block: Block, sampled: Tensor, k: int, tolerance: float) -> BlockResult:
+        """Evaluates what bounds do not leave out; the scores of the first items are known."""
+        index, sample = self._index, sampled.shape[1]
+        scores, highest = self._begun(block, sampled, k)
+        bounds = sampled.new_full((len(block),), -torch.inf)
         for start, stop in index.chunks(block, first=sample):
             logits, part = index.logits(block, start, stop), scores[:, start:stop]
-            reach = logits.amax(dim=2) + index.rounding
+            reach = logits[..., :-1].amax(dim=2) + index.rounding
             there = (reach >= highest[:, -1:] - tolerance) & part.isneginf()
             fresh = torch.full_like(part, -torch.inf)
             fresh[there] = index.mix_some(block, logits, start, there)

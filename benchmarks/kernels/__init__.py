@@ -1,0 +1,1 @@
+"""What the fused kernels bring on a GPU."""
