@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from simzoo.core.locks import keep, release
 from simzoo.core.progress import say
 
 if sys.platform != "win32":
@@ -42,6 +43,7 @@ class Claims:
         if descriptor is None:
             yield False
             return
+        keep(descriptor)
         ended = threading.Event()
         beating = threading.Thread(target=_beat, args=(descriptor, ended), name=f"claim of {path.name}", daemon=True)
         beating.start()
@@ -50,9 +52,7 @@ class Claims:
         finally:
             ended.set()
             beating.join()
-            if _is_at(descriptor, path):
-                path.unlink(missing_ok=True)
-            os.close(descriptor)
+            release(descriptor, path)
 
     def _taken(self, path: Path) -> int | None:
         """A descriptor of the file at ``path``, held; None: another process has it."""

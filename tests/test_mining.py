@@ -143,6 +143,16 @@ def test_dev_is_mined_once_by_what_does_not_change(
     assert names == ["dev"] * times
 
 
+def test_worker_processes_see_what_was_mined(tmp_path: Path) -> None:
+    """They were started before validation's candidates were mined, and ended the run."""
+    found = []
+    for workers in (0, 1):
+        fit = trainer(tmp_path, miner=MineCandidates(depth=10), limit_val_batches=None)
+        [metrics] = fit.validate(student(), datamodule=toy(workers=workers), verbose=False)
+        found.append(metrics)
+    assert found[0] == found[1] and len(found[0]) == 3
+
+
 def test_parts_of_other_widths_are_joined() -> None:
     """Queries with three relevant items in one part, and with one in another: -1 is no item, NaN no score."""
 
