@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-if __name__ not in ("__main__", "simzoo.evaluate"):
+if __name__ not in ("__main__", "__mp_main__", "simzoo.evaluate"):
     raise ImportError("evaluate is a part of simzoo: import simzoo.evaluate instead of evaluate")
 
 import ast
@@ -10,14 +10,21 @@ import re
 import sys
 from collections.abc import Callable
 from importlib import import_module
+from inspect import signature
 from pathlib import Path
 
 from simzoo.core.command_line import EPILOG, OneLine, prepared
+from simzoo.core.crew import Crew, Runner
 from simzoo.core.progress import quiet
 from simzoo.core.refusals import named_bases
 from simzoo.core.startup import importing
 
 FOLDER = Path(__file__).parent / "retrieval" / "commands"
+RUNNER = (
+    "who shares the work: processes on this machine, those that torchrun started, or tasks on a Ray cluster "
+    "(docs/scale.md); a command that is killed goes on where it was, with any number of workers"
+)
+WORKERS = "how many, this process included; null: one, or as many as torchrun started"
 POSITIONAL = {"compare": ("runs", Path, "output folders of evaluate.py run"), "search": ("query", str, "the query")}
 
 
@@ -55,6 +62,10 @@ def _add_options(parser: OneLine, name: str) -> None:
     parser.bases = named_bases(function)
     parser.add_argument("--config", action="config", help="YAML file with these options")
     skip: set[str | int] = set()
+    if "worker" in signature(function).parameters:
+        skip.add("worker")
+        parser.add_argument("--runner", type=Runner, default="local", help=RUNNER)
+        parser.add_argument("--workers", type=int | None, default=None, help=WORKERS)
     if name in POSITIONAL:
         positional, kind, described = POSITIONAL[name]
         parser.add_argument(positional, type=kind, help=described, nargs="+" if positional == "runs" else None)
@@ -72,7 +83,12 @@ def main(args: list[str] | None = None) -> None:
     chosen = top.instantiate(parsed)
     options = dict(chosen[chosen.command])
     options.pop("config")
-    command(chosen.command)(**options)
+    if "runner" not in options:
+        command(chosen.command)(**options)
+        return
+    runner, workers = options.pop("runner"), options.pop("workers")
+    crew = Crew(runner, 1 if options["plan"] and runner != "torchrun" else workers)
+    crew.run(command(chosen.command), options)
 
 
 if __name__ == "__main__":
