@@ -14,7 +14,7 @@ WORDNET := $(VENV)/.wordnet
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test lint types imports pytest fuzz test-faults wheel zoo train-zoo clean
+.PHONY: help setup demo docs test lint types imports pytest fuzz test-faults wheel zoo train-zoo clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
@@ -46,6 +46,9 @@ fuzz: setup ## Harm files at random for some minutes and load them
 # SIMZOO_SEED=n repeats a run: a test that fails names the seed.
 test-faults: setup ## Kill long work a hundred times, fill disks, write twice; at most 15 minutes
 	SIMZOO_FAULTS=100 $(BIN)/python -m pytest -q -s tests/faults $(PYTEST_ARGS)
+
+docs: setup ## The documents and an API reference as a site, in build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
 
 wheel: setup ## Build sdist and wheel, install the wheel into a fresh environment, run README's lines there
 	SIMZOO_WHEEL=1 $(BIN)/python -m pytest -q tests/test_wheel.py

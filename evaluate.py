@@ -12,6 +12,7 @@ from collections.abc import Callable
 from importlib import import_module
 from inspect import signature
 from pathlib import Path
+from typing import Any
 
 from simzoo.core.command_line import EPILOG, OneLine, prepared
 from simzoo.core.crew import Crew, Runner
@@ -25,7 +26,15 @@ RUNNER = (
     "(docs/scale.md); a command that is killed goes on where it was, with any number of workers"
 )
 WORKERS = "how many, this process included; null: one, or as many as torchrun started"
-POSITIONAL = {"compare": ("runs", Path, "output folders of evaluate.py run"), "search": ("query", str, "the query")}
+POSITIONAL: dict[str, dict[str, dict[str, Any]]] = {
+    "compare": {"runs": {"type": Path, "nargs": "+", "help": "output folders of evaluate.py run, or of score"}},
+    "score": {
+        "trec": {"type": Path, "help": "the run, in TREC's layout"},
+        "qrels": {"type": Path, "help": "the judgements, in TREC's layout or BEIR's"},
+    },
+    "search": {"query": {"type": str, "help": "the query"}},
+}
+"""By command, the arguments that have no option's name."""
 
 
 def commands() -> dict[str, str]:
@@ -61,15 +70,14 @@ def _add_options(parser: OneLine, name: str) -> None:
     function = command(name)
     parser.bases = named_bases(function)
     parser.add_argument("--config", action="config", help="YAML file with these options")
-    skip: set[str | int] = set()
+    positional = POSITIONAL.get(name, {})
+    skip: set[str | int] = set(positional)
     if "worker" in signature(function).parameters:
         skip.add("worker")
         parser.add_argument("--runner", type=Runner, default="local", help=RUNNER)
         parser.add_argument("--workers", type=int | None, default=None, help=WORKERS)
-    if name in POSITIONAL:
-        positional, kind, described = POSITIONAL[name]
-        parser.add_argument(positional, type=kind, help=described, nargs="+" if positional == "runs" else None)
-        skip.add(positional)
+    for argument, settings in positional.items():
+        parser.add_argument(argument, **settings)
     parser.add_function_arguments(function, as_positional=False, skip=skip)
 
 

@@ -7,6 +7,7 @@ import threading
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import TypeVar
 
@@ -27,6 +28,7 @@ from rich.text import Text
 
 T = TypeVar("T")
 
+_silenced = False
 QUIET_SECONDS = 60.0  # between two lines where standard error is no terminal
 WIDTH = 140  # of a table in a file
 
@@ -75,8 +77,11 @@ def plain(text: str) -> Text:
 def progress(steps: Sequence[T], description: str) -> Iterator[T]:
     """Goes through ``steps`` under a bar with rate and time left; in a log file, a line a minute.
 
-    Work of less than a minute leaves none; work that left one also says when it is done.
+    Work of less than a minute leaves none; work that left one also says when it is done. Within `silent`, nothing.
     """
+    if _silenced:
+        yield from steps
+        return
     if not sys.stderr.isatty():
         yield from _lines(steps, description)
         return
@@ -90,6 +95,17 @@ def progress(steps: Sequence[T], description: str) -> Iterator[T]:
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
         yield from bars.track(steps, description=escape(description))
+
+
+@contextmanager
+def silent() -> Iterator[None]:
+    """No bars and lines meanwhile, in any thread: for a server, whose work has no end that could be told."""
+    global _silenced
+    before, _silenced = _silenced, True
+    try:
+        yield
+    finally:
+        _silenced = before
 
 
 def _lines(steps: Sequence[T], description: str) -> Iterator[T]:

@@ -49,7 +49,7 @@ class Query:
 
     ``alias`` is the normal form under which an alias table lists the mention (WordNet: its lemma).
 
-    Example:
+    Examples:
         >>> from simzoo import Query
         >>> query = Query("q1", "the boat lay on the bank", mention=(20, 24))
         >>> query.text[slice(*query.mention)]
@@ -82,7 +82,7 @@ class History(Query):
         times: when, in seconds; None: the data does not say.
         now: when the next action happens, in seconds; None: not known.
 
-    Example:
+    Examples:
         >>> from simzoo import History
         >>> History.of("user 7", ["film 3", "film 1"]).items
         ('film 3', 'film 1')
@@ -111,7 +111,7 @@ class History(Query):
 class Item:
     """An item that can be retrieved; ``title`` may be empty.
 
-    Example:
+    Examples:
         >>> from simzoo import Item
         >>> Item("bank.n.01", "sloping land beside a river", title="bank")
         Item(id='bank.n.01', text='sloping land beside a river', title='bank')
@@ -139,8 +139,9 @@ class Collection:
     ``anchors`` are other queries over the same items: an index may learn from them, and they are not evaluated.
     ``parts[i]`` names the part of the data that query ``queries[i]`` is of, where each part is to have its own figures;
     empty where the data has one.
+    ``changed`` maps the row of a query to the row of the same query with a changed instruction (FollowIR).
 
-    Example:
+    Examples:
         >>> from simzoo import Collection, Item, Query
         >>> items = [Item("i0", "a flat boat"), Item("i1", "money in the bank")]
         >>> toy = Collection("toy", items, [Query("q0", "ship")], judgements=[{0: 1}])
@@ -159,6 +160,7 @@ class Collection:
     own: Mapping[int, int] = field(default_factory=dict)
     anchors: Sequence[Query] = ()
     parts: Sequence[str] = ()
+    changed: Mapping[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.items:
@@ -189,6 +191,8 @@ class Collection:
                     raise DataError(f"collection {self.name!r}: query {query.id!r} judges unknown item row {row}")
         if any(not (0 <= q < len(self.queries) and 0 <= i < len(self.items)) for q, i in self.own.items()):
             raise DataError(f"collection {self.name!r}: own names an unknown query or item row")
+        if any(not 0 <= row < len(self.queries) for pair in self.changed.items() for row in pair):
+            raise DataError(f"collection {self.name!r}: changed names an unknown query row")
 
     def relevant(self, query_row: int) -> list[int]:
         """Rows of the items judged relevant (grade > 0) for a query."""
@@ -230,6 +234,7 @@ class Collection:
 
     def with_queries(self, rows: Sequence[int]) -> Collection:
         """The same items with the queries at ``rows``, in that order."""
+        places = {row: place for place, row in enumerate(rows)}
         return replace(
             self,
             queries=[self.queries[i] for i in rows],
@@ -238,6 +243,7 @@ class Collection:
             scores=[self.scores[i] for i in rows] if self.scores else (),
             own={place: self.own[i] for place, i in enumerate(rows) if i in self.own},
             parts=[self.parts[i] for i in rows] if self.parts else (),
+            changed={places[a]: places[b] for a, b in self.changed.items() if a in places and b in places},
         )
 
     @cached_property
@@ -254,6 +260,8 @@ class Collection:
             digest.update(f"c\0{list(listed)}\n".encode())
         for pair in sorted(self.own.items()):
             digest.update(f"o\0{pair}\n".encode())
+        for pair in sorted(self.changed.items()):
+            digest.update(f"s\0{pair}\n".encode())
         for anchor in self.anchors:
             digest.update(f"a\0{anchor.id}\0{anchor.text}\0{anchor.mention}\n".encode())
         return digest.hexdigest()

@@ -19,7 +19,7 @@ class Ragged:
         values: (T, ...) all values: numbers, or vectors of one width.
         offsets: (N + 1,) int64; sequence i is ``values[offsets[i]:offsets[i + 1]]``.
 
-    Example:
+    Examples:
         >>> ids = Ragged.of([[5, 6, 7], [8]])
         >>> ids.lengths.tolist(), ids.pad()[0].tolist()
         ([3, 1], [[5, 6, 7], [8, 0, 0]])

@@ -343,7 +343,7 @@ class Pairs(Source):
         config: of a data set on the Hub that has several.
         split_seed: which queries are held out; not the training's seed, so that its runs are compared on the same.
 
-    Example:
+    Examples:
         >>> from pathlib import Path
         >>> from tempfile import TemporaryDirectory
         >>> from simzoo import Pairs

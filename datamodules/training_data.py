@@ -34,7 +34,8 @@ class TrainingData(LightningDataModule):
         batch_size: queries a batch, all from one collection.
         val_depth: candidates of a validation query: the first so many mined; a gold item not among them is a miss.
             None: all items of its collection, which nothing need mine.
-        title_dropout: share of the training queries whose items are shown, and mined, without titles.
+        title_dropout: share of the queries whose items are shown, and mined, without titles: in validation as in
+            training, so that the best step is the best at both.
         max_train_queries: trains on a fixed random sample of the queries; None: on all.
         max_val_queries: validates on a fixed random sample of the queries of each collection; None: on all.
         workers: processes that make batches ahead of the training step; 0: none. Batches are the same bytes either way.
@@ -119,9 +120,10 @@ class TrainingData(LightningDataModule):
             found = [] if self.source is None else self.source.collections(split)
             if split == "train":
                 found = sample_together(found, self.max_train_queries, self.seed)
-                found = [part for whole in found for part in hide_titles(whole, self.title_dropout, self.seed)]
             elif split == "dev":
                 found = [collection.sample(self.max_val_queries, self.seed) for collection in found]
+            if split != "test":
+                found = [part for whole in found for part in hide_titles(whole, self.title_dropout, self.seed)]
             self._splits[split] = [collection for collection in found if collection.queries]
         return self._splits[split]
 

@@ -39,7 +39,7 @@ def mutual_information(gates: Tensor) -> Tensor:
     Returns:
         Scalar in [-log P, 0]; 0 where there are no pairs.
 
-    Example:
+    Examples:
         >>> round(mutual_information(torch.eye(2)).item(), 4)  # each pair uses a component of its own: -log 2
         -0.6931
     """
@@ -67,7 +67,7 @@ class MutualInformation(nn.Module):
     Args:
         weight: alpha in the paper; 0 turns it off.
 
-    Example:
+    Examples:
         >>> from simzoo import MutualInformation
         >>> round(MutualInformation(weight=10.0)(torch.eye(2)).item(), 4)
         -6.9315
@@ -88,7 +88,7 @@ class UserL2(nn.Module):
     Args:
         weight: 0 turns it off.
 
-    Example:
+    Examples:
         >>> from simzoo import UserL2
         >>> UserL2(weight=0.1)(torch.full((2, 1, 10), 2.0)).item()  # a tenth of 10 times 2 squared
         4.0

@@ -121,7 +121,7 @@ class SoftmaxCrossEntropy(Tempered):
             score (`Targets.log_q`). Without it the model learns to subtract that score: False is for the recipes of
             papers that do so.
 
-    Example:
+    Examples:
         >>> from simzoo.losses import SoftmaxCrossEntropy, Targets
         >>> targets = Targets(labels=torch.tensor([[1.0, 0.0]]), mask=torch.ones(1, 2, dtype=torch.bool))
         >>> round(SoftmaxCrossEntropy(temperature=0.5)(torch.tensor([[0.3, 0.3]]), targets).item(), 4)
@@ -245,7 +245,7 @@ class PairLoss(Tempered):
 class MarginMSE(Loss):
     """`margin_mse` against a teacher's scores.
 
-    Example:
+    Examples:
         >>> from simzoo.losses import MarginMSE, Targets
         >>> mask, teacher = torch.ones(1, 2, dtype=torch.bool), torch.tensor([[5.0, 1.0]])
         >>> targets = Targets(torch.tensor([[1.0, 0.0]]), mask, teacher)
@@ -333,7 +333,7 @@ class SumOfLosses(Loss):
         losses: the losses.
         weights: of each; None: 1.
 
-    Example:
+    Examples:
         >>> from simzoo.losses import MarginMSE, SoftmaxCrossEntropy, SumOfLosses
         >>> sorted(SumOfLosses([SoftmaxCrossEntropy(), MarginMSE()], [1.0, 0.1]).needs)
         ['teacher']

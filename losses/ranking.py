@@ -78,7 +78,7 @@ def softmax_cross_entropy(scores: Tensor, labels: Tensor, mask: Tensor, log_q: T
     Returns:
         Scalar, the mean over rows that have a positive.
 
-    Example:
+    Examples:
         >>> labels, mask = torch.tensor([[1.0, 0.0, 0.0]]), torch.tensor([[True, True, False]])
         >>> round(softmax_cross_entropy(torch.zeros(1, 3), labels, mask).item(), 4)  # of two: log 2
         0.6931
@@ -123,7 +123,7 @@ def binary_cross_entropy(scores: Tensor, labels: Tensor, mask: Tensor) -> Tensor
     Returns:
         Scalar: the sum over a row's candidates, the mean over the rows that have any.
 
-    Example:
+    Examples:
         >>> labels, mask = torch.tensor([[1.0, 0.0]]), torch.tensor([[True, True]])
         >>> round(binary_cross_entropy(torch.zeros(1, 2), labels, mask).item(), 4)  # twice log 2
         1.3863

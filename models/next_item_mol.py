@@ -114,7 +114,8 @@ class NextItemMoL(NextItem):
         users = _users(batch.queries)
         if self.head.users is not None and users is not None:
             rows = self.head.users.rows(users)
-            loss = loss + share_of_mean(self.user_loss(rows), torch.tensor(len(rows)))
+            counted = len(rows) if bool(batch.targets.labels.any()) else 0  # an empty share: a batch without positives
+            loss = loss + share_of_mean(self.user_loss(rows), torch.tensor(counted))
         return loss
 
     def _scaled(self, vectors: Tensor) -> Tensor:

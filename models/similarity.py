@@ -170,7 +170,7 @@ class LearnedSimilarity(TrainingLoop, ABC):
         Returns:
             (row of the document, score), best first.
 
-        Example:
+        Examples:
             >>> from simzoo import DualEncoder
             >>> model = DualEncoder.tiny().eval()
             >>> sorted(row for row, score in model.rank("a flat boat", ["a boat", "money in the bank"]))

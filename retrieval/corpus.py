@@ -44,7 +44,7 @@ class Corpus:
         name: for messages.
         shelf: what first stages have made of the items, beside them on disk; None: nothing is kept.
 
-    Example:
+    Examples:
         >>> corpus = Corpus([Item("i0", "a flat boat"), Item("i1", "a house")], removed=np.array([True, False]))
         >>> len(corpus), corpus.live.tolist()
         (2, [1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import tempfile
 import time
@@ -14,15 +15,16 @@ from numpy.typing import NDArray
 
 from simzoo.core.files import replacing
 from simzoo.core.locks import locked
-from simzoo.core.records import DataError, Item, Query
+from simzoo.core.records import DataError, History, Item, Query
 from simzoo.core.reps import Ragged
 from simzoo.models.formats import save as save_model
 from simzoo.retrieval.corpus import Corpus
+from simzoo.retrieval.distant_index import fetched_index
 from simzoo.retrieval.engine_input import Record, blocks_of, id_of, queries_of, records_of
 from simzoo.retrieval.first_stages.dense import Dense
 from simzoo.retrieval.first_stages.vector_index import Auto, FaissKind
 from simzoo.retrieval.hits import Hit, Hits
-from simzoo.retrieval.index_folder import VECTORS, IndexFolder
+from simzoo.retrieval.index_folder import VECTORS, IndexFolder, Opened
 from simzoo.retrieval.searched_items import SearchedItems
 from simzoo.retrieval.searcher import Searcher
 from simzoo.retrieval.searchers.exact import Rerank
@@ -40,6 +42,7 @@ from simzoo.retrieval.stored_settings import (
     written,
     written_or_name,
 )
+from simzoo.retrieval.topk import Rows
 
 __all__ = ["Engine"]
 
@@ -62,7 +65,7 @@ class Engine:
     Raises:
         DataError: the folder holds an index that other settings have made.
 
-    Example:
+    Examples:
         >>> from simzoo import Engine
         >>> engine = Engine(lambda pairs: [len(set(a.split()) & set(b.split())) for a, b in pairs])
         >>> engine.add(["i0", "i1", "i2"], ["a flat boat", "a house", "a boat on the river"])
@@ -206,30 +209,48 @@ class Engine:
     @overload
     def search(self, queries: Sequence[str | Query], k: int = 10) -> list[Hits]: ...
     def search(self, queries: str | Query | Sequence[str | Query], k: int = 10) -> Hits | list[Hits]:
-        """The best k items of a query, or of each of several.
+        """The best k items of a query, or of each of several; of a `History`, the best that it does not hold.
 
         Args:
             queries: a text, a `Query` with a mention or a history, or a list of them.
             k: results a query.
 
         Raises:
-            ValueError: k is below 1 or above the searcher's budget, or there are no items.
+            ValueError: k, with the longest history's items besides, is above the searcher's budget; or k is below 1, or
+                there are no items.
         """
         one = isinstance(queries, str | Query)
         asked = queries_of([queries] if isinstance(queries, str | Query) else queries, "query")
         opened, corpus = self._items.ready()
+        self.searcher.check(k)
+        seen = [_seen(query, opened) for query in asked]
+        deep = k + max(map(len, seen), default=0)
+        if self.searcher.budget is not None and deep > self.searcher.budget:
+            raise ValueError(
+                f"{k} results besides the {deep - k} items of a history need a budget of {deep} scored items, got "
+                f"{self.searcher.budget}; take another search, for example Retrieve(Dense())"
+            )
         start = time.perf_counter()
-        ranking = self.searcher.search(asked, k)
+        ranking = self.searcher.search(asked, deep)
         share = 1000 / max(1, len(asked))
         spent = (time.perf_counter() - start) * share
         steps = {name: seconds * share for name, seconds in ranking.seconds.items()}
         exact = None if corpus.embedder is None else corpus.embedder.exact
         how = {"search": written_or_name(self.searcher), "exact_vector_index": exact, "items": opened.count}
         results = []
-        for rows, scores, calls in zip(ranking.items, ranking.scores, ranking.calls, strict=True):
-            hits = tuple(_hit(opened.items[row], score) for row, score in zip(rows, scores, strict=True) if row >= 0)
+        for place, (rows, calls) in enumerate(zip(ranking.items, ranking.calls, strict=True)):
+            new = np.flatnonzero((rows >= 0) & ~np.isin(rows, seen[place]))[:k]
+            hits = tuple(_hit(opened.items.shown(rows[at]), ranking.scores[place, at]) for at in new)
             results.append(Hits(hits, int(calls), spent, steps, how))
         return results[0] if one else results
+
+    def prepare(self) -> None:
+        """Does now what the first search does before it: opens the folder, and the searcher's offline work.
+
+        Raises:
+            ValueError: there are no items.
+        """
+        self._items.ready()
 
     @property
     def anchors(self) -> list[Query]:
@@ -264,7 +285,7 @@ class Engine:
         row = self._find(name)
         if row < 0:
             raise KeyError(f"there is no item {name!r} in {self.folder}")
-        return self._items.opened.items[row]
+        return self._items.opened.items.shown(row)
 
     def _find(self, name: str) -> int:
         return int(self._items.opened.rows([name])[0])
@@ -294,6 +315,21 @@ class Engine:
             self._temporary.cleanup()
             self._temporary = None
 
+    def without_items(self) -> Self:
+        """An engine of the same similarity, embedder, searcher and anchors, without items, in a temporary folder.
+
+        Raises:
+            ValueError: the engine holds items, which its searcher may have indexed.
+        """
+        if len(self):
+            raise ValueError(f"only an engine without items can be taken again; this one has {len(self):,}")
+        other = copy.copy(self)
+        other.searcher = copy.deepcopy(self.searcher)
+        other._temporary = tempfile.TemporaryDirectory(prefix="simzoo-engine-")
+        other._place(Path(other._temporary.name))
+        other._items.anchors = list(self.anchors)
+        return other
+
     @classmethod
     def load(
         cls,
@@ -305,15 +341,18 @@ class Engine:
         """Opens an index. Nothing is imported or called because a file says so: functions have to be handed over again.
 
         Args:
-            folder: of the index.
+            folder: of the index; or org/name, or org/name@revision, of one on the Hub, which is copied into a temporary
+                folder until `save`.
             similarity: instead of the one that the index names; needed where that was a function or a `Remote`.
             embedder: likewise.
             search: another searcher.
 
         Raises:
             DataError: there is no index, it is damaged, or what it was made with is not what it is given.
+            HubError: the Hub does not give it.
         """
-        folder = Path(folder)
+        temporary = fetched_index(folder)
+        folder = Path(folder if temporary is None else temporary.name)
         settings = settings_of(folder)
         models = {"similarity": similarity, "embedder": embedder}
         for name, given in models.items():
@@ -322,12 +361,14 @@ class Engine:
         if settings["embedder"] is not None and settings["embedder"] == settings["similarity"]:
             models["embedder"] = None if embedder is None else embedder  # the similarity itself
         path = folder / SETTINGS
-        return cls(
+        engine = cls(
             **models,
             search=search if search is not None else read(settings["search"], path, Searcher),
             index=read(settings["index"], path, Auto, FaissKind),
             folder=folder,
         )
+        engine._temporary = temporary
+        return engine
 
     def _claim(self) -> None:
         """Writes down what the index is made with, once."""
@@ -357,6 +398,12 @@ class Engine:
             "index": written(self._index, Auto, FaissKind),
             "anchors": [plain_query(query) for query in self.anchors],
         }
+
+
+def _seen(query: Query, opened: Opened) -> Rows:
+    """The items that a history holds, which are no results of it."""
+    rows = np.unique(opened.rows(query.items if isinstance(query, History) else ()))
+    return rows[rows >= 0]
 
 
 def _hit(item: Item, score: Any) -> Hit:

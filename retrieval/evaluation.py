@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from simzoo.core.progress import progress
 from simzoo.core.records import Collection
 from simzoo.retrieval.corpus import Corpus
+from simzoo.retrieval.results.instructions import followed
 from simzoo.retrieval.results.metrics import accuracy, interval, ir_metrics, retrieved, topk_recall
 from simzoo.retrieval.searcher import Ranking, Searcher
 from simzoo.retrieval.settings import first_stages
@@ -99,6 +100,8 @@ def evaluate(
     candidates = candidates if found.retrieved is None else found.retrieved
     values = accuracies(items, collection, query_rows, candidates)
     values |= ir_metrics(ranking.items, collection, query_rows, metrics) | recall
+    changes = followed(ranking.items, collection, query_rows)
+    values |= {"p-MRR": changes} if np.isfinite(changes).any() else {}
     costs = {"calls": found.calls.astype(float), "milliseconds": 1000 * seconds}
     notes = found.notes
     summary = {

@@ -39,7 +39,7 @@ class Hits(Sequence[Hit]):
         steps: milliseconds by step.
         found: how: the searcher and its settings, whether the vector index is exact, and over how many items.
 
-    Example:
+    Examples:
         >>> hits = Hits((Hit("i0", 2.0, "a boat", Item("i0", "a boat")),), calls=100, milliseconds=12.5)
         >>> len(hits), hits[0].id, hits.calls
         (1, 'i0', 100)

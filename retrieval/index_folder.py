@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import sys
 import time
@@ -23,8 +22,10 @@ from simzoo.core.records import DataError, Item
 from simzoo.core.reps import Ragged
 from simzoo.retrieval.first_stages.segmented_index import SegmentedIndex, kind_of, next_parts
 from simzoo.retrieval.first_stages.vector_index import Auto, FaissKind, open_index
+from simzoo.retrieval.index_extras import check_extras, ids_file, mentioned, part_folder
 from simzoo.retrieval.storage.generation import GENERATION, Generation
 from simzoo.retrieval.storage.segments import (
+    Block,
     Columns,
     Growing,
     compacted,
@@ -32,7 +33,7 @@ from simzoo.retrieval.storage.segments import (
     records_digest,
     tidy,
 )
-from simzoo.retrieval.storage.texts import COLUMN, FIELDS, IdRun, TextStore, id_hashes, rows_of, text_column
+from simzoo.retrieval.storage.texts import COLUMN, IdRun, TextStore, id_hashes, rows_of, text_column, without_texts
 
 VECTORS = "vectors"
 QUIET_SECONDS = 30.0  # between two lines about a long addition
@@ -103,7 +104,7 @@ class IndexFolder:
         raise DataError("changes faster than it can be opened", self.folder)
 
     def _opened(self, generation: Generation) -> Opened:
-        _check_extras(self.folder / GENERATION, generation)
+        check_extras(self.folder / GENERATION, generation)
         columns = Columns(self.folder, generation)
         extras = generation.extras
         items = TextStore(np.empty(0, dtype=np.uint8), np.zeros(1, dtype=np.int64))
@@ -113,11 +114,11 @@ class IndexFolder:
             if VECTORS in generation.columns:
                 every = columns.values(VECTORS)
                 parts = [
-                    (start, open_index(columns.folder / _part(start, stop), every[start:stop]))
+                    (start, open_index(columns.folder / part_folder(start, stop), every[start:stop]))
                     for start, stop in extras.get("parts", ())
                 ]
                 vectors = SegmentedIndex(every, parts)
-        ids = [IdRun.open(columns.folder / _ids(start, stop), stop - start) for start, stop in extras.get("ids", ())]
+        ids = [IdRun.open(columns.folder / ids_file(*run), run[1] - run[0]) for run in extras.get("ids", ())]
         return Opened(generation, columns, items, columns.removed(), ids, vectors)
 
     # -- writing -------------------------------------------------------------------------------------------------------
@@ -127,10 +128,10 @@ class IndexFolder:
         """The newest generation, for the one who may write another; what nothing names is removed before and after."""
         with locked(self.folder):
             opened = self.read()
-            tidy(self.folder, opened.generation, _mentioned(opened.generation))
+            tidy(self.folder, opened.generation, mentioned(opened.generation))
             yield opened
             generation = Generation.read(self.folder)
-            tidy(self.folder, generation, _mentioned(generation))
+            tidy(self.folder, generation, mentioned(generation))
 
     def add(self, blocks: Iterable[tuple[Sequence[Item], Given]], represent: Represent, update: bool = False) -> None:
         """Adds items block by block; all of them count at the end, or none.
@@ -189,16 +190,28 @@ class IndexFolder:
             parts = opened.generation.extras.get("parts", [])
             if opened.removed is None and len(opened.generation.segments) <= 1 and len(parts) <= 1:
                 return
-            gone = opened.removed if opened.removed is not None else np.zeros(opened.generation.rows, dtype=bool)
-            kept = np.flatnonzero(~gone)
-            hashes = np.empty(opened.generation.rows, dtype=np.uint64)
-            for run in opened.ids:
-                hashes[run.rows_below(len(hashes))] = run.hashes
-            copy = compacted(self.folder, opened.columns, kept)
-            try:
-                self._commit(copy, IdRun.of([hashes[kept]], [np.arange(len(kept))]))
-            finally:
-                copy.close()
+            self._compact(opened)
+
+    def extract(self, source: Opened, texts: bool = True) -> None:
+        """Copies what is there in another index, and nothing of what was removed, into this folder, which is empty.
+
+        Args:
+            source: a generation of the other index.
+            texts: with the items' texts; otherwise with their hashes.
+        """
+        self._compact(source, dict if texts else _withheld)
+
+    def _compact(self, source: Opened, change: Callable[[Block], Block] = dict) -> None:
+        gone = source.removed if source.removed is not None else np.zeros(source.generation.rows, dtype=bool)
+        kept = np.flatnonzero(~gone)
+        hashes = np.empty(source.generation.rows, dtype=np.uint64)
+        for run in source.ids:
+            hashes[run.rows_below(len(hashes))] = run.hashes
+        copy = compacted(self.folder, source.columns, kept, change)
+        try:
+            self._commit(copy, IdRun.of([hashes[kept]], [np.arange(len(kept))]))
+        finally:
+            copy.close()
 
     def keep(self, opened: Opened, settings: str, state: Mapping[str, NDArray[Any]]) -> None:
         """Keeps what a searcher has made of a generation, for whoever opens the folder next.
@@ -259,18 +272,18 @@ class IndexFolder:
         base, folder = growing.base, growing.folder
         runs = [tuple(run) for run in base.extras.get("ids", ())]
         first = merged_from(runs, growing.rows)
-        merged = [IdRun.open(folder / _ids(*run), run[1] - run[0]) for run in runs if run[0] >= first]
+        merged = [IdRun.open(folder / ids_file(*run), run[1] - run[0]) for run in runs if run[0] >= first]
         if growing.rows > first:
             every = [*merged, new]
             run = IdRun.of([part.hashes for part in every], [part.rows for part in every])
-            run.write(folder / _ids(first, growing.rows))
+            run.write(folder / ids_file(first, growing.rows))
             runs = [*(run for run in runs if run[0] < first), (first, growing.rows)]
         parts = [tuple(part) for part in base.extras.get("parts", ())]
         if VECTORS in growing.columns:
             parts, build = next_parts(parts, growing.rows, self.kind)
             if build is not None:
                 vectors = growing.view().values(VECTORS)[build[0] : build[1]]
-                kind_of(self.kind, growing.rows).build(vectors).save(folder / _part(*build))
+                kind_of(self.kind, growing.rows).build(vectors).save(folder / part_folder(*build))
                 parts.append(build)
         extras: dict[str, Any] = {"ids": runs, "parts": parts}
         if "search" in base.extras:
@@ -359,49 +372,12 @@ def _there(opened: Opened, ids: Sequence[str]) -> Rows:
     return rows
 
 
-def _check_extras(path: Path, generation: Generation) -> None:
-    """Refuses extras that are not those of a whole index: what they leave out would not be found.
-
-    Raises:
-        DataError: says what is wrong.
-    """
-    extras, rows = generation.extras, generation.rows
-    kept = extras.get("search")
-    texts = generation.columns.get(COLUMN)
-    try:
-        for key in ("ids", "parts"):
-            runs = [(int(start), int(stop)) for start, stop in extras.get(key, ())]
-            stops = [0, *(stop for _, stop in runs)]
-            follow = [start for start, _ in runs] == stops[:-1] and sorted(set(stops)) == stops
-            # Behind the last part vectors are scanned.
-            if not follow or stops[-1] > rows or (key == "ids" and stops[-1] < rows):
-                raise ValueError(f"{key} do not make up {rows} rows")
-        if kept is not None and not (
-            re.fullmatch(r"search-\d+", kept["folder"]) and all(re.fullmatch(r"\w+", name) for name in kept["arrays"])
-        ):
-            raise ValueError("search names a folder elsewhere")
-        if rows and (texts is None or texts.fields != FIELDS or np.dtype(texts.dtype) != np.uint8):
-            raise ValueError("there is no column of texts")
-    except (KeyError, TypeError, ValueError) as error:
-        raise DataError(f"is damaged ({error}); restore the folder from a copy or build anew", path) from error
-
-
-def _mentioned(generation: Generation) -> list[str]:
-    ids = [_ids(*run) for run in generation.extras.get("ids", ())]
-    search = generation.extras.get("search")
-    parts = [_part(*part) for part in generation.extras.get("parts", ())]
-    shelf = [made["folder"] for made in generation.extras.get("shelf", {}).values()]
-    return ids + parts + shelf + ([] if search is None else [search["folder"]])
-
-
 def same_items(one: Opened, other: Opened) -> bool:
     """Whether two generations differ in nothing but what was made of their items."""
     return replace(one.generation, number=0, extras={}) == replace(other.generation, number=0, extras={})
 
 
-def _ids(start: int, stop: int) -> str:
-    return f"ids-{start:012d}-{stop:012d}"
-
-
-def _part(start: int, stop: int) -> str:
-    return f"index-{start:012d}-{stop:012d}"
+def _withheld(block: Block) -> Block:
+    texts = block[COLUMN]
+    assert isinstance(texts, Ragged)
+    return {**block, COLUMN: without_texts(texts)}

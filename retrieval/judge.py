@@ -20,6 +20,7 @@ from simzoo.retrieval.topk import Rows, Scores
 __all__ = ["CallableJudge", "Judge", "MatrixJudge", "SimilarityJudge"]
 
 CHUNK = 1024  # pairs that a callable gets at once
+MOST_KEPT = 10_000  # queries whose scores outlast a failure
 
 Function = Callable[[list[tuple[str, str]]], Any]
 
@@ -123,7 +124,7 @@ class CallableJudge(Judge):
         items: N items.
         chunk: most pairs given to it at once.
 
-    Example:
+    Examples:
         >>> items = [Item("i0", "a flat boat"), Item("i1", "the river bank")]
         >>> judge = CallableJudge(lambda pairs: [len(set(a.split()) & set(b.split())) for a, b in pairs], items)
         >>> judge.scorer([Query("q", "a boat")]).lists(np.array([[0, 1]])).tolist()
@@ -199,6 +200,8 @@ class _Asked:
         for query, parts in kept.items():
             rows, places = np.unique(np.concatenate([rows for rows, _ in parts]), return_index=True)
             self._judge._kept[query] = rows, np.concatenate([scores for _, scores in parts])[places]
+        for query in list(self._judge._kept)[:-MOST_KEPT]:  # the oldest: a server is not asked them again
+            del self._judge._kept[query]
 
 
 class MatrixJudge(Judge):
@@ -208,7 +211,7 @@ class MatrixJudge(Judge):
         matrix: (Q, N).
         query_ids: ids of the Q queries; None: "0", "1", ...
 
-    Example:
+    Examples:
         >>> judge = MatrixJudge(np.array([[0.5, 2.0, 1.0]]), ["q"])
         >>> scorer = judge.scorer([Query("q", "a boat")])
         >>> scorer.lists(np.array([[2, 0]])).tolist(), scorer.calls.tolist()

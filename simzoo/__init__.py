@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from simzoo.models.similarity import LearnedSimilarity
     from simzoo.retrieval.engine import Engine
     from simzoo.retrieval.hub.commands import pull, push
+    from simzoo.retrieval.mteb_model import MTEBModel
 
 __all__ = [
     "Collection",
@@ -37,6 +38,7 @@ __all__ = [
     "History",
     "Item",
     "LearnedSimilarity",
+    "MTEBModel",
     "MutualInformation",
     "Query",
     "UserL2",
@@ -54,6 +56,7 @@ _PLACES = {
     "History": "core.records",
     "Item": "core.records",
     "LearnedSimilarity": "models.similarity",
+    "MTEBModel": "retrieval.mteb_model",
     "MutualInformation": "losses",
     "Query": "core.records",
     "load": "models.formats",

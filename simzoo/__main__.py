@@ -11,8 +11,9 @@ from simzoo.core.startup import importing
 
 COMMANDS = {
     "train": ("simzoo.train", (), "fit, validate or test a similarity; as train.py"),
-    "evaluate": ("simzoo.evaluate", (), "run, compare, matrix, teach, card; as evaluate.py"),
+    "evaluate": ("simzoo.evaluate", (), "run, score, compare, matrix, teach, card; as evaluate.py"),
     "search": ("simzoo.evaluate", ("search",), "answer one query; as evaluate.py search"),
+    "serve": ("simzoo.retrieval.serving.command", (), "answer queries over HTTP, and take items; see --help"),
     "hub": ("simzoo.retrieval.hub.commands", (), "push, pull, list, verify or convert checkpoints"),
 }
 """Module, words put in front of the user's, and summary. A module is imported when its command is called."""

@@ -38,6 +38,7 @@ from simzoo.retrieval.engine import Engine
 from simzoo.retrieval.first_stages.lexical import BM25
 from simzoo.retrieval.hub import commands
 from simzoo.retrieval.scorer import Scorer
+from simzoo.retrieval.searchers.exact import Exact
 from simzoo.retrieval.storage import generation, graph, score_matrix, texts
 from simzoo.retrieval.storage.representations import RepresentationStore
 from simzoo.retrieval.storage.score_matrix import build_matrix
@@ -197,6 +198,17 @@ def remove(name: str) -> None:
             engine.remove(there)
     engine.compact()
     _shown(Path(name), engine)
+
+
+def served(name: str) -> None:
+    """A server before an engine that is filled and emptied through it; its address is in ``folder / "url"``."""
+    from simzoo.retrieval.serving.server import Server
+    from simzoo.retrieval.serving.settings import ServerSettings
+
+    server = Server(Engine(overlap, search=Exact(), folder=Path(name) / "index"), ServerSettings(port=0))
+    with replacing(Path(name) / "url") as file:
+        file.write(server.url.encode())
+    server.run()
 
 
 def _shown(folder: Path, engine: Engine) -> None:

@@ -15,6 +15,7 @@ import yaml
 
 from benchmarks.zoo import measure as zoo
 from benchmarks.zoo.systems import recipes, similarities
+from simzoo.models.parts import papers
 from simzoo.models.similarity import LearnedSimilarity
 from simzoo.retrieval.hub.card import SECTIONS, empty_sections, render
 from simzoo.retrieval.hub.commands import verify
@@ -67,13 +68,15 @@ def test_every_similarity_brings_its_citation(cls: type[LearnedSimilarity]) -> N
     )
 
 
-def test_citations_are_those_of_the_readme() -> None:
+def test_the_citation_file_names_every_paper_of_ours() -> None:
     """Two lists of papers drift apart; the one that is copied is then the wrong one."""
-    blocks = re.findall(r"```bibtex\n(.*?)\n```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
-    ours = {text.partition(",")[0]: text for text in (cls.citation for cls in similarities())}
-    there = {text.partition(",")[0]: text for text in blocks}
-    assert len(ours.keys() & there.keys()) >= 4
-    assert [key for key in ours.keys() & there.keys() if ours[key] != there[key]] == []
+    listed = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))["references"]
+    there = {one["title"]: one["url"].rpartition("/")[2] for one in listed}
+    ours = [getattr(papers, name) for name in papers.__all__]
+    (titles, numbers) = (
+        [re.findall(form, text)[0] for text in ours] for form in (r"title *= \{(.+)\}", r"arXiv:([\d.]+)")
+    )
+    assert there == dict(zip(titles, numbers, strict=True))
 
 
 def test_every_recipe_stands_in_the_table() -> None:

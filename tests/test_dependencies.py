@@ -19,6 +19,8 @@ ROOMS = ("core", "losses", "models", "datamodules", "retrieval", "simzoo", "trai
 OURS = {"simzoo", "benchmarks", "tests"}
 BY_HAND = {"rails"}
 """The released code of a paper, which a benchmark is run beside (benchmarks/mol/reference.py says how to get it)."""
+OF_AN_EXTRA = {"retrieval/serving": "serve"}
+"""Folders of which nobody wants anything without their extra: their files import it at the top."""
 BY_NAME = {"extra", "import_module", "find_spec"}
 """Functions of ours and of Python that import the module that their first argument names."""
 
@@ -74,7 +76,19 @@ def test_what_is_imported_is_named() -> None:
 
 def test_what_a_file_imports_at_its_top_is_no_extra() -> None:
     """Without the extra the whole file could not be imported, whoever wants something else of it."""
-    assert {name for name, always in _distributions(*ROOMS).items() if always} <= NEEDED
+    places = {
+        path.relative_to(ROOT).as_posix() for room in ROOMS for path in [ROOT / room, *(ROOT / room).rglob("*.py")]
+    }
+    others = sorted(place for place in places if place.endswith(".py") and not place.startswith(tuple(OF_AN_EXTRA)))
+    assert {name for name, always in _distributions(*others).items() if always} <= NEEDED
+
+
+@pytest.mark.parametrize(("folder", "extra"), OF_AN_EXTRA.items())
+def test_a_folder_that_is_an_extras_own_needs_nothing_else(folder: str, extra: str) -> None:
+    """`pip install 'simzoo[serve]'` would bring a server that lacks a package."""
+    brought = _named(PROJECT["optional-dependencies"][extra])
+    assert {name for name, always in _distributions(folder).items() if always} <= NEEDED | brought
+    assert _distributions(folder).keys() >= brought
 
 
 def test_what_is_needed_is_imported() -> None:

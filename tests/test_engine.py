@@ -340,6 +340,18 @@ def test_anchors_of_every_kind_come_back(tmp_path: Path) -> None:
     assert engine.anchors[:2] == anchors[:2]
 
 
+def test_the_parts_of_an_engine_serve_another_collection() -> None:
+    """Items of one collection in the index of the next, or one searcher that two indexes overwrite in turn."""
+    empty = Engine(lambda pairs: [float(len(item)) for _, item in pairs], anchors=["boat"])
+    first, second = empty.without_items(), empty.without_items()
+    first.add(["a"], ["a boat"])
+    second.add(["b"], ["a long river"])
+    assert [hit.id for hit in first.search("boat")] == ["a"] and [hit.id for hit in second.search("river")] == ["b"]
+    assert not len(empty) and [query.text for query in second.anchors] == ["boat"]
+    with pytest.raises(ValueError, match="only an engine without items"):
+        first.without_items()
+
+
 def test_anchors_can_be_set_later(tmp_path: Path) -> None:
     """Anchors that nobody stores are gone at the next opening, and CUR with them; the item embeddings must be anew."""
     engine = Engine(overlap, embed, SEARCHERS["CUR"](), folder=tmp_path / "a")

@@ -270,3 +270,14 @@ def test_card_is_made_from_runs(world: Path) -> None:
     )
     with pytest.raises(DataError, match="other weights"):
         evaluate.main(["card", "--checkpoint", str(world / "de"), "--runs", f"[{world / 'for-card'}]", *about])
+
+
+def test_a_run_scored_as_another_systems_has_the_same_figures(world: Path) -> None:
+    """Judgements, queries or order read in another way by `score` than by `run`: two truths about one ranking."""
+    ours = run(world, "scored", "--search", "Retrieve", model=None)
+    files = [str(world / "scored" / "run.trec"), str(world / "data" / "qrels" / "test.tsv")]
+    evaluate.main(["score", *files, "--output", str(world / "rescored")])
+    theirs = json.loads((world / "rescored" / "metrics.json").read_text())
+    assert {"nDCG@10", "RR@10", "R@10"} <= theirs["metrics"].keys()
+    for name, value in theirs["metrics"].items():
+        assert value == pytest.approx(ours["metrics"][name])

@@ -70,7 +70,7 @@ def test_fused_is_a_first_stage_of_axn(tmp_path: Path) -> None:
     assert (found.calls == 20).all()
     assert not any(removed[items].any() for items in map(list, task.judge.asked.values()) if items)
     assert {type(stage).__name__ for stage in first_stages(searcher)} == {"Fused", "BM25", "Vectors"}
-    again = read(written(Fused([BM25()], depth=7)), tmp_path)
+    again = read(written(Fused([BM25()], depth=7), FirstStage), tmp_path, FirstStage)
     assert again.identity() == Fused([BM25()], depth=7).identity()
     with pytest.raises(ValueError, match="at least one first stage to fuse"):
         Fused([])

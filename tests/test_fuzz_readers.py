@@ -24,6 +24,7 @@ from simzoo.datamodules.readers.interactions import load_interactions
 from simzoo.datamodules.readers.lessons import read_lessons
 from simzoo.datamodules.readers.msmarco import load_msmarco
 from simzoo.datamodules.readers.pairs import Columns, collections_of, read_pairs
+from simzoo.datamodules.readers.trec import read_judgements, read_run
 from simzoo.datamodules.readers.wordnet import load_wordnet
 from simzoo.datamodules.readers.wsd import load_wsd
 from simzoo.datamodules.readers.zeshel import load_zeshel
@@ -79,6 +80,7 @@ def write_pairs(root: Path) -> None:
 
 def write_trec(root: Path) -> None:
     (root / "run.trec").write_text("q1 Q0 b 2 0.5 tag\nq1 Q0 a 1 0.9 tag\n")
+    (root / "qrels").write_text("q1 0 a 1\nq1 0 b 0\n")
 
 
 def pairs_of(path: Path) -> object:
@@ -164,7 +166,13 @@ LAYOUTS: dict[str, tuple[Callable[[Path], Any], dict[str, Read]]] = {
             for ending in ("jsonl", "csv", "tsv", "parquet")
         },
     ),
-    "trec": (write_trec, {"run.trec": lambda root: read_trec(root / "run.trec")}),
+    "trec": (
+        write_trec,
+        {
+            "run.trec": lambda root: (read_trec(root / "run.trec"), read_run(root / "run.trec")),
+            "qrels": lambda root: read_judgements(root / "qrels"),
+        },
+    ),
 }
 FILES = [(layout, file) for layout, (_, files) in LAYOUTS.items() for file in files]
 TEXTS = [(layout, file) for layout, file in FILES if not file.endswith(".parquet")]

@@ -7,6 +7,7 @@ options must exist.
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import runpy
@@ -14,7 +15,9 @@ import shlex
 import subprocess
 import sys
 import tomllib
+import warnings
 from collections.abc import Iterator
+from contextlib import redirect_stdout
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
@@ -33,7 +36,7 @@ INDENTED = re.compile(r"^    (?=(?:\.venv/bin/)?(?:python3?|make|pip|simzoo) )",
 # What starts several processes of a command behind options of its own.
 LAUNCHERS = {"srun", "torchrun"}
 # Commands of other programs, which are taken on trust.
-TRUSTED = {"apt-get", "cd", "export", "git", "pre-commit", "ruff"}
+TRUSTED = {"apt-get", "cd", "curl", "export", "git", "pre-commit", "ruff"}
 
 
 class Block(NamedTuple):
@@ -64,8 +67,10 @@ def blocks(path: Path) -> list[Block]:
 
 
 BLOCKS = [block for path in DOCUMENTS if path.exists() for block in blocks(path)]
-PYTHON = [block for block in BLOCKS if block.info == "python run" or (block.path == README and block.info == "python")]
-RUN = [block for block in BLOCKS if block.info == "bash run"]
+TUTORIAL = [block for block in BLOCKS if block.path.name == "tutorial.md" and block.info.endswith(" run")]
+ALONE = [block for block in BLOCKS if block not in TUTORIAL]
+PYTHON = [block for block in ALONE if block.info == "python run" or (block.path == README and block.info == "python")]
+RUN = [block for block in ALONE if block.info == "bash run"]
 BASH = [block for block in BLOCKS if block.info in {"bash", "bash run"}]
 
 
@@ -99,12 +104,25 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @lru_cache
 def _help(*words: str) -> str:
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, *words, "--help"], cwd=ROOT, env=env, capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, f"{shlex.join(words)} --help fails: {done.stderr[-500:]}"
-    return done.stdout
+    """What a program says of itself, in this process: imports that all of them share are paid once."""
+    module, arguments = (words[1], words[2:]) if words[0] == "-m" else (None, words[1:])
+    printed = io.StringIO()
+    code: object = "it goes on after its help"
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(printed), warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # runpy, of a module that is imported already
+        patch.setattr(sys, "argv", [module or words[0], *arguments, "--help"])
+        patch.syspath_prepend(ROOT)
+        try:
+            if module is None:
+                runpy.run_path(str(ROOT / words[0]), run_name="__main__")
+            else:
+                runpy.run_module(module, run_name="__main__", alter_sys=True)
+        except SystemExit as end:
+            code = end.code
+        except Exception as error:
+            code = error
+    assert code in (0, None), f"{shlex.join(words)} --help fails: {code}"
+    return printed.getvalue()
 
 
 def _check_make(words: list[str]) -> None:
@@ -206,15 +224,32 @@ def test_python_block_runs(block: Block, here: Path) -> None:
     exec(code, {"__name__": "__main__"})
 
 
-@pytest.mark.parametrize("block", RUN, ids=str)
-def test_bash_run_block_runs(block: Block, here: Path) -> None:
-    """Prevents commands whose options are right but which fail."""
+def run_shell(block: Block, folder: Path) -> None:
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     env = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", block.body], cwd=here, env=env, capture_output=True, text=True, timeout=600
+        ["bash", "-euo", "pipefail", "-c", block.body], cwd=folder, env=env, capture_output=True, text=True, timeout=600
     )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    assert done.returncode == 0, f"{block}: {done.stdout[-2000:]}{done.stderr[-2000:]}"
+
+
+@pytest.mark.parametrize("block", RUN, ids=str)
+def test_bash_run_block_runs(block: Block, here: Path) -> None:
+    """Prevents commands whose options are right but which fail."""
+    run_shell(block, here)
+
+
+def test_the_tutorial_runs_from_its_first_block_to_its_last(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Prevents a step that needs what no step before it made."""
+    text = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
+    assert len(TUTORIAL) == text.count("\n```") / 2, "it has a block that is not tagged to be run"
+    names: dict[str, object] = {"__name__": "__main__"}
+    for block in TUTORIAL:
+        if block.info == "bash run":
+            run_shell(block, here)
+        else:
+            exec(compile("\n" * block.line + block.body, str(block.path), "exec"), names)
+    assert "8 pairs were scored" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -12,13 +12,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simzoo.core.records import DataError, Query
+from simzoo.core.records import DataError, Item, Query
 from simzoo.core.reps import take
 from simzoo.models.cmc import CMC
 from simzoo.models.cross_encoder import CrossEncoder
 from simzoo.models.dual_encoder import DualEncoder
 from simzoo.models.hypencoder import Hypencoder
 from simzoo.models.similarity import LearnedSimilarity
+from simzoo.retrieval import judge
 from simzoo.retrieval.judge import CallableJudge, MatrixJudge, SimilarityJudge
 from simzoo.retrieval.scorer import Scorer
 from simzoo.retrieval.storage.score_matrix import ScoreMatrix, build_matrix
@@ -242,3 +243,14 @@ def test_matrices_of_other_data_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no such score matrix"):
         ScoreMatrix.load(tmp_path / "none.safetensors")
     assert json.loads((tmp_path / "a" / "manifest.json").read_text())["checkpoint"] == "abc"
+
+
+def test_what_failed_searches_have_scored_is_kept_of_the_last_ones_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A similarity that fails for a night would fill the memory of a server with the scores of that night's queries."""
+    monkeypatch.setattr(judge, "MOST_KEPT", 3)
+    items = [Item("good", "boat"), Item("bad", "x")]
+    asked = judge.CallableJudge(lambda pairs: [float("nan") if text == "x" else 1.0 for _, text in pairs], items)
+    for number in range(9):
+        with pytest.raises(FloatingPointError):
+            asked.scorer([Query("q", f"boat {number}")]).lists(np.arange(2)[None])
+    assert [query.text for query in asked._kept] == ["boat 6", "boat 7", "boat 8"]

@@ -137,6 +137,7 @@ def test_a_new_searcher_is_one_file(tmp_path: Path) -> None:
         registry.ROOT = rooms
         registry.known_classes.cache_clear()
         registry._missing.cache_clear()
+        simzoo._classes.cache_clear()
         searchers.__path__.append(str(rooms / "retrieval" / "searchers"))
         engine = Engine(overlap, search=simzoo.Longest(BM25(b=0.5), 20, spare=7), folder=tmp_path / "index")
         engine.add(ITEMS)

@@ -202,7 +202,10 @@ def test_hidden_titles_share_the_queries() -> None:
                 assert part.judgements[row] == whole.judgements[int(query.id[1:])]
     assert [len(part.queries) for part in toy().collections("train")] == [24, 24]
     assert all(not item.title for part in toy(title_dropout=1.0).collections("train") for item in part.items)
-    assert all(item.title for part in data.collections("dev") for item in part.items)
+    dev = [len(part.queries) for part in toy().collections("dev")]
+    mixed = data.collections("dev")
+    assert [any(item.title for item in part.items) for part in mixed] == [True, False] * len(dev)
+    assert [len(hidden.queries) for hidden in mixed[1::2]] == [round(0.25 * queries) for queries in dev]
 
 
 def test_batch_order_is_a_function_of_seed_and_epoch() -> None:

@@ -57,7 +57,8 @@ def project(tmp_path: Path) -> Path:
         (tmp_path / package).mkdir()
         (tmp_path / package / "__init__.py").write_text("MINE = True\n")
     (tmp_path / "evaluate.py").write_text("MINE = True\n")
-    shutil.copytree(ROOT / "checkpoints" / "wordnet-emb-ce", tmp_path / "wordnet-emb-ce")
+    for name in ("wordnet-emb-ce", "wordnet-de"):
+        shutil.copytree(ROOT / "checkpoints" / name, tmp_path / "checkpoints" / name)
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     block = re.search(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     assert block is not None

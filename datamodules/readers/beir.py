@@ -15,7 +15,7 @@ from simzoo.datamodules.readers.beir_files import GRADE_BITS, BeirFiles, Folder,
 from simzoo.datamodules.readers.json_lines import Record, existing
 from simzoo.datamodules.readers.notes import Notes
 
-__all__ = ["generated_queries", "load_beir", "load_beir_hub", "load_corpus", "split_queries"]
+__all__ = ["generated_queries", "load_beir", "load_beir_hub", "load_corpus", "load_files", "split_queries"]
 
 _Value = TypeVar("_Value")
 
@@ -53,7 +53,7 @@ def load_beir(
     """
     folder = Folder(root)
     existing(folder.root / "corpus.jsonl")  # asked for first: whoever only wants to search needs nothing else
-    return _load(folder, split, judged_only, drop_same_id)
+    return load_files(folder, split, judged_only, drop_same_id)
 
 
 def load_beir_hub(
@@ -71,7 +71,7 @@ def load_beir_hub(
     Raises:
         DataError: as ``load_beir``, the row number in place of the line; or the data sets cannot be loaded.
     """
-    return _load(Hub(name, revision), split, judged_only, drop_same_id)
+    return load_files(Hub(name, revision), split, judged_only, drop_same_id)
 
 
 def load_corpus(source: BeirFiles) -> Collection:
@@ -125,7 +125,12 @@ def generated_queries(source: BeirFiles) -> list[Query]:
     return pseudo_queries(source.generated())
 
 
-def _load(source: BeirFiles, split: str, judged_only: bool, drop_same_id: bool) -> Collection:
+def load_files(source: BeirFiles, split: str, judged_only: bool = True, drop_same_id: bool = False) -> Collection:
+    """Reads a collection from wherever its records are; see `load_beir`.
+
+    Raises:
+        DataError: as `load_beir`, where the record is in place of the file.
+    """
     builder = _Builder(source.name)
     judgements = source.judgements(split)  # a mistyped split is told before a long corpus is read
     builder.add_items(source.items())

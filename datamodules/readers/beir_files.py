@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from simzoo.core.records import DataError
 from simzoo.datamodules.readers.json_lines import Record, existing, numbered_lines, read_json_lines, whole_number
 
-__all__ = ["BeirFiles", "Folder", "Hub"]
+__all__ = ["BeirFiles", "Folder", "Hub", "hub_rows", "read_qrels"]
 
 GRADE_BITS = 32  # what trec_eval keeps a grade in
 COLUMNS = ("query-id", "corpus-id", "score")
@@ -70,7 +70,7 @@ class Folder:
         names = [f"{name}.tsv" for name in _SAME_SPLIT.get(split, (split,))]
         folder = self.root / "qrels"
         there = [name for name in names if (folder / name).is_file() or (folder / f"{name}.gz").is_file()]
-        return _read_qrels(existing(folder / (there or names)[0]))
+        return read_qrels(existing(folder / (there or names)[0]))
 
     def generated(self) -> Iterator[Record]:
         """See `BeirFiles`."""
@@ -92,24 +92,28 @@ class Hub:
 
     def items(self) -> Iterator[Record]:
         """See `BeirFiles`."""
-        return _rows(self.repo, "corpus", ("corpus",), self.revision)
+        return hub_rows(self.repo, "corpus", ("corpus",), self.revision)
 
     def queries(self) -> Iterator[Record]:
         """See `BeirFiles`."""
-        return _rows(self.repo, "queries", ("queries",), self.revision)
+        return hub_rows(self.repo, "queries", ("queries",), self.revision)
 
     def judgements(self, split: str) -> Iterator[Record]:
         """See `BeirFiles`."""
-        return _rows(f"{self.repo}-qrels", None, _SAME_SPLIT.get(split, (split,)), None)
+        return hub_rows(f"{self.repo}-qrels", None, _SAME_SPLIT.get(split, (split,)), None)
 
     def generated(self) -> Iterator[Record]:
         """See `BeirFiles`; there ``_id`` is the item's, so it is left out, and the query is under ``query``."""
-        for row in _rows(f"{self.repo}-generated-queries", None, ("train",), None):
+        for row in hub_rows(f"{self.repo}-generated-queries", None, ("train",), None):
             yield Record({"text": row.fields.get("query")}, row.path, row.line)
 
 
-def _rows(repo: str, config: str | None, names: Sequence[str], revision: str | None) -> Iterator[Record]:
-    """The rows of the first of the named splits that the data set has."""
+def hub_rows(repo: str, config: str | None, names: Sequence[str], revision: str | None) -> Iterator[Record]:
+    """The rows of the first of the named splits that a data set of the Hub has.
+
+    Raises:
+        DataError: it cannot be loaded, or has none of these splits.
+    """
     datasets = import_module("datasets")  # takes a second or two, which folders need not pay
     what = f"split {' or '.join(map(repr, names))}" + (f" of {config!r}" if config else "")
     try:
@@ -123,7 +127,12 @@ def _rows(repo: str, config: str | None, names: Sequence[str], revision: str | N
     return (Record(row, place, number) for number, row in enumerate(splits[split], start=1))
 
 
-def _read_qrels(path: Path) -> Iterator[Record]:
+def read_qrels(path: Path) -> Iterator[Record]:
+    """``query-id``, ``corpus-id`` and ``score`` of a table of judgements; the header may be missing.
+
+    Raises:
+        DataError: with file and line, a line is none of a table of judgements.
+    """
     for number, line in numbered_lines(path):
         fields = tuple(field.strip() for field in line.split("\t"))
         if number == 1 and fields == COLUMNS:

@@ -47,7 +47,7 @@ def save(model: LearnedSimilarity, folder: str | Path, dtype: torch.dtype = torc
         folder: replaced file by file; other files in it (metrics.json, README.md) stay.
         dtype: of the stored weights; float16 halves the file.
 
-    Example:
+    Examples:
         >>> from tempfile import TemporaryDirectory
         >>> from simzoo import CrossEncoder, load, save
         >>> model = CrossEncoder.tiny().eval()
@@ -117,7 +117,7 @@ def load(
         FileNotFoundError: no such file, folder or name on the Hub, or a file of it is missing.
         ValueError: a file is damaged, of another format, or names a class that is not allowed.
 
-    Example:
+    Examples:
         >>> from tempfile import TemporaryDirectory
         >>> from simzoo import DualEncoder, load, save
         >>> with TemporaryDirectory() as folder:

@@ -1,8 +1,8 @@
-"""Papers that several systems are from, as BibTeX; they stand in README.md too."""
+"""Papers that several systems are from, as BibTeX; docs/systems.md and the models' cards show them."""
 
 from __future__ import annotations
 
-__all__ = ["ANNCUR", "CMC", "HYPENCODER", "RAILS"]
+__all__ = ["ANNCUR", "AXN", "CMC", "HYPENCODER", "RAILS"]
 
 ANNCUR = """\
 @article{yadav2022efficient,
@@ -14,16 +14,18 @@ ANNCUR = """\
 AXN = """\
 @inproceedings{yadav2024adaptive,
   title     = {Adaptive Retrieval and Scalable Indexing for k-NN Search with Cross-Encoders},
-  author    = {Yadav, Nishant and others},
+  author    = {Yadav, Nishant and Monath, Nicholas and Zaheer, Manzil and Fergus, Rob and McCallum, Andrew},
   booktitle = {International Conference on Learning Representations},
+  note      = {arXiv:2405.03651},
   year      = {2024}
 }"""
 CMC = """\
 @misc{song2024comparing,
   title  = {Comparing Neighbors Together Makes it Easy: Jointly Comparing Multiple Candidates for Efficient and Effective Retrieval},
   author = {Song, Jonghyun and Jin, Cheyon and Zhao, Wenlong and McCallum, Andrew and Lee, Jay-Yoon},
+  note   = {arXiv:2405.12801},
   year   = {2024}
-}"""  # noqa: E501  as it stands in README.md
+}"""  # noqa: E501  an entry is a line
 RAILS = """\
 @inproceedings{ding2025retrieval,
   title     = {Retrieval with Learned Similarities},
@@ -36,5 +38,6 @@ HYPENCODER = """\
 @misc{killingback2025hypencoder,
   title  = {Hypencoder: Hypernetworks for Information Retrieval},
   author = {Killingback, Julian and Zeng, Hansi and Zamani, Hamed},
+  note   = {arXiv:2502.05364},
   year   = {2025}
 }"""

@@ -73,6 +73,15 @@ def push(
     return address
 
 
+def push_index(
+    index: Path, repo: str, texts: bool = False, public: bool = False, dry_run: bool = False, message: str = ""
+) -> str:
+    """Publishes an index on the Hub, to be opened by name: `simzoo.retrieval.hub.index.push_index`."""
+    from simzoo.retrieval.hub import index as published  # it costs seconds, which the other verbs need not wait for
+
+    return published.push_index(index, repo, texts, public, dry_run, message)
+
+
 def pull(name: str, to: Path | None = None) -> Path:
     """Fetches all of a checkpoint into the Hub's cache, or finds it there, and checks every sha256.
 
@@ -82,10 +91,17 @@ def pull(name: str, to: Path | None = None) -> Path:
 
     Returns:
         Where it is.
+
+    Raises:
+        DataError: there are no files, or not those that the manifest names.
     """
     if to is not None:
         check_parts(to)
     place = _whole(name)
+    if not place.is_file() and not any(path.name not in (".gitattributes", "README.md") for path in place.glob("*")):
+        raise DataError(
+            "holds no checkpoint; a push that broke off leaves a repository without files: push again", name
+        )
     if to is not None and to.exists() and to.resolve().is_relative_to(place.resolve()):
         raise DataError("lies in the checkpoint itself; name another folder", to)
     if place.is_dir() and (wrong := problems(place)):
@@ -266,6 +282,13 @@ def parser() -> ArgumentParser:
     one.add_argument("repo", help="org/name or org/name@branch; made if there is none")
     one.add_argument("--public", action="store_true", help="a new repository can be seen by all")
     one.add_argument("--include-index", nargs="+", type=Path, metavar="PATH", help="what a search was indexed with")
+    one.add_argument("--dry-run", action="store_true", help="only show the plan and the card")
+    one.add_argument("--message", default="", help="of the commit")
+    one = command("push-index", push_index)
+    one.add_argument("index", type=Path, help="folder that an Engine has saved")
+    one.add_argument("repo", help="org/name or org/name@branch; made if there is none")
+    one.add_argument("--texts", action="store_true", help="publish the items' texts; otherwise their hashes")
+    one.add_argument("--public", action="store_true", help="a new repository can be seen by all")
     one.add_argument("--dry-run", action="store_true", help="only show the plan and the card")
     one.add_argument("--message", default="", help="of the commit")
     one = command("pull", pull)

@@ -103,17 +103,15 @@ def plan_push(folder: Path, repo: str, public: bool = False, index: Sequence[Pat
             f"the card says nothing under {', '.join(empty)}; write it with `python evaluate.py card`, and push again",
             folder / "README.md",
         )
-    files = [_upload(path.relative_to(folder).as_posix(), path) for path in checkpoint_files(folder)]
+    files = [upload(path.relative_to(folder).as_posix(), path) for path in checkpoint_files(folder)]
     for extra in index:
         files += _index(extra)
     if told := leaks((file.name, file.content) for file in files if isinstance(file.content, Path)):
         raise DataError(f"{'; '.join(told)}; save it anew with `simzoo hub convert`, or take it out", folder)
-    files = [file for file in files if file.name != "README.md"] + [_made("README.md", card)]
+    files = [file for file in files if file.name != "README.md"] + [made("README.md", card)]
     if twice := [name for name, times in Counter(file.name for file in files).items() if times > 1]:
         raise DataError(f"two files would become {twice[0]}; rename one, or include one of them", folder)
-    hashes = {file.name: {"size": file.size, "sha256": file.sha256} for file in files}
-    manifest = json.dumps({"format": 1, "files": hashes}, indent=2, sort_keys=True) + "\n"
-    files.append(_made(MANIFEST, manifest))
+    files.append(manifest_of(files))
     return Plan(name, branch or "main", not public, card, tuple(sorted(files, key=lambda file: file.name)))
 
 
@@ -190,11 +188,19 @@ def carry_out(plan: Plan, message: str = "") -> str:
     return done.commit_url
 
 
-def _upload(name: str, path: Path) -> Upload:
+def manifest_of(files: Sequence[Upload]) -> Upload:
+    """manifest.json: size and sha256 of the other files of a push."""
+    hashes = {file.name: {"size": file.size, "sha256": file.sha256} for file in files}
+    return made(MANIFEST, json.dumps({"format": 1, "files": hashes}, indent=2, sort_keys=True) + "\n")
+
+
+def upload(name: str, path: Path) -> Upload:
+    """A file of this machine."""
     return Upload(name, path, path.stat().st_size, file_sha256(path))
 
 
-def _made(name: str, text: str) -> Upload:
+def made(name: str, text: str) -> Upload:
+    """A file that was made for the push."""
     content = text.encode()
     return Upload(name, content, len(content), hashlib.sha256(content).hexdigest())
 
@@ -203,10 +209,10 @@ def _index(extra: Path) -> list[Upload]:
     if extra.is_dir():
         check_links(extra)
     if extra.is_file():
-        return [_upload(f"{INDEX}/{extra.name}", extra)]
+        return [upload(f"{INDEX}/{extra.name}", extra)]
     if not extra.is_dir():
         raise DataError("is neither a file nor a folder; name what a search was indexed with", extra)
     found = [path for path in sorted(extra.rglob("*")) if path.is_file()]
     if not found:
         raise DataError("is an empty folder; name what a search was indexed with", extra)
-    return [_upload(f"{INDEX}/{extra.name}/{path.relative_to(extra).as_posix()}", path) for path in found]
+    return [upload(f"{INDEX}/{extra.name}/{path.relative_to(extra).as_posix()}", path) for path in found]

@@ -48,7 +48,7 @@ def topk_recall(found: Rows, exact_scores: Scores, k: int) -> Values:
     Raises:
         ValueError: k is larger than N, the shapes do not fit, a row is found twice or is no item, or a score is NaN.
 
-    Example:
+    Examples:
         >>> exact = np.array([[0.1, 0.9, 0.5, 0.7]])
         >>> topk_recall(np.array([[1, 2]]), exact, k=2).tolist()  # of rows 1 and 3, row 1 was found
         [0.5]
@@ -76,7 +76,7 @@ def topk_recall(found: Rows, exact_scores: Scores, k: int) -> Values:
 def accuracy(first: Rows, collection: Collection, query_rows: Rows) -> Values:
     """1 where the first item (B,) is relevant: unnormalised, a gold item that was not retrieved is a miss.
 
-    Example:
+    Examples:
         >>> from simzoo import Collection, Item, Query
         >>> toy = Collection("toy", [Item("i0", "a boat")], [Query("q0", "ship")], judgements=[{0: 1}])
         >>> accuracy(np.array([0]), toy, np.array([0])).tolist()
@@ -121,7 +121,7 @@ def ir_metrics(items: Rows, collection: Collection, query_rows: Rows, names: Seq
     Raises:
         ValueError: ir-measures does not know a name, or cannot compute it here.
 
-    Example:
+    Examples:
         >>> from simzoo import Collection, Item, Query
         >>> items = [Item("i0", "a boat"), Item("i1", "a house")]
         >>> toy = Collection("toy", items, [Query("q0", "ship")], judgements=[{0: 1}])
@@ -129,7 +129,6 @@ def ir_metrics(items: Rows, collection: Collection, query_rows: Rows, names: Seq
         >>> {name: values.tolist() for name, values in found.items()}
         {'RR@10': [0.5], 'R@2': [1.0]}
     """
-    measures = parse_measures(names)
     qrels = [
         ir_measures.Qrel(str(i), str(item), grade)
         for i, row in enumerate(query_rows.tolist())
@@ -142,7 +141,19 @@ def ir_metrics(items: Rows, collection: Collection, query_rows: Rows, names: Seq
         for place, item in enumerate(row)
         if item >= 0
     ]
-    by_measure = {measure: np.zeros(len(query_rows)) for measure in measures.values()}
+    return measured(names, qrels, run, len(query_rows))
+
+
+def measured(
+    names: Sequence[str], qrels: Sequence[ir_measures.Qrel], run: Sequence[ir_measures.ScoredDoc], queries: int
+) -> dict[str, Values]:
+    """For each name (B,) values of queries that are called "0", "1", ...; 0 where one has nothing relevant or found.
+
+    Raises:
+        ValueError: ir-measures does not know a name, or cannot compute it here.
+    """
+    measures = parse_measures(names)
+    by_measure = {measure: np.zeros(queries) for measure in measures.values()}
     if qrels and run:
         for found in ir_measures.iter_calc(list(by_measure), qrels, run):
             by_measure[found.measure][int(found.query_id)] = found.value

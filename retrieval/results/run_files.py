@@ -202,11 +202,11 @@ def write_trec(folder: Path, collection: Collection, query_rows: Rows, ranking: 
     everywhere. Minus infinity becomes -1e38, and blanks, which a column cannot hold, are percent-encoded; so are
     percent signs in ids that have a blank or look encoded already, so that no two ids become one.
     """
-    falling = _falling(ranking.scores)
+    below = falling(ranking.scores)
     tag = _column(tag)
     item_ids = [_column(item.id) for item in collection.items]
     lines = []
-    for row, items, scores in zip(query_rows.tolist(), ranking.items.tolist(), falling.tolist(), strict=True):
+    for row, items, scores in zip(query_rows.tolist(), ranking.items.tolist(), below.tolist(), strict=True):
         query = _column(collection.queries[row].id)
         for rank, (item, score) in enumerate(zip(items, scores, strict=True), start=1):
             if item < 0:  # the query has no more results
@@ -230,7 +230,7 @@ def read_trec(path: Path) -> dict[str, list[tuple[str, float]]]:
         columns = line.split()
         try:
             query, _, item, rank, score, _ = columns
-            found.setdefault(_name(query), []).append((int(rank), _name(item), float(score)))
+            found.setdefault(decoded(query), []).append((int(rank), decoded(item), float(score)))
         except ValueError as error:
             raise DataError(
                 f"expected `query Q0 item rank score tag`, got {line.rstrip()[:80]!r}; {AGAIN}", path, number
@@ -300,12 +300,12 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not isfinite(value) else value
 
 
-def _falling(scores: Scores) -> NDArray[np.float32]:
-    falling = np.maximum(scores, np.float32(-1e38))
-    for place in range(1, falling.shape[1]):
-        below = np.nextafter(falling[:, place - 1], np.float32(-np.inf))
-        falling[:, place] = np.minimum(falling[:, place], below)
-    return falling
+def falling(scores: Scores) -> NDArray[np.float32]:
+    """Scores (B, k) of rankings, each smaller than the one before: programs that sort by them keep our order."""
+    found = np.maximum(scores, np.float32(-1e38))
+    for place in range(1, found.shape[1]):
+        found[:, place] = np.minimum(found[:, place], np.nextafter(found[:, place - 1], np.float32(-np.inf)))
+    return found
 
 
 _BLANKS = "".join(filter(str.isspace, map(chr, range(0x3001))))  # U+3000 is the last of them
@@ -318,6 +318,6 @@ def _column(name: str) -> str:
     return re.sub(r"[\s%]", lambda blank: quote(blank[0]), name)
 
 
-def _name(column: str) -> str:
+def decoded(column: str) -> str:
     """The name that `_column` made a column of."""
     return _CODE.sub(lambda code: unquote(code[0]), column)

@@ -109,7 +109,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
     Raises:
         ValueError: a value lies outside [0, 1].
 
-    Example:
+    Examples:
         >>> holm([0.01, 0.5, 0.02])
         [0.03, 0.5, 0.04]
     """

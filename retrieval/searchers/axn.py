@@ -43,7 +43,7 @@ class AXN(DenseRounds):
         query_batch: queries searched together.
         solver: how u is solved for; None: `LeastNorm`, as in the paper.
 
-    Example:
+    Examples:
         >>> from simzoo import AXN, Engine
         >>> def embed(texts):
         ...     return [[float(text.count("boat")), float(text.count("river"))] for text in texts]

@@ -46,7 +46,7 @@ class CUR(AnchorItems):
         pool: look only at about so many items of the first stage's, the nearest; 0: at all. None: at all; but of more
             than 1,048,576, where there is a first stage, at 10,000, or 10 times the budget if that is more.
 
-    Example:
+    Examples:
         >>> from simzoo import CUR, Engine
         >>> def score(pairs):
         ...     return [len(query) * text.count("a") + text.count("b") for query, text in pairs]

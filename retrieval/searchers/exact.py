@@ -20,7 +20,7 @@ class Exact(Searcher):
     A search reads all representations once a batch, in blocks, and holds the best k. Growing costs nothing; the results
     are those of indexing everything at once.
 
-    Example:
+    Examples:
         >>> from simzoo import Engine, Exact
         >>> engine = Engine(lambda pairs: [len(b) - len(a) for a, b in pairs], search=Exact())
         >>> engine.add(["i0", "i1", "i2"], ["a boat", "the river bank", "a house"])
@@ -53,7 +53,7 @@ class Rerank(Searcher):
         first_stage: what retrieves.
         budget: items scored a query.
 
-    Example:
+    Examples:
         >>> from simzoo import BM25, Engine, Rerank
         >>> engine = Engine(lambda pairs: [len(b) - len(a) for a, b in pairs], search=Rerank(BM25(), budget=2))
         >>> engine.add(["i0", "i1", "i2"], ["a boat", "the river bank", "one more boat"])
@@ -101,7 +101,7 @@ class Retrieve(Searcher):
     Args:
         first_stage: what retrieves.
 
-    Example:
+    Examples:
         >>> from simzoo import BM25, Engine, Retrieve
         >>> engine = Engine(search=Retrieve(BM25()))
         >>> engine.add(["i0", "i1", "i2"], ["a boat", "the river bank", "a house"])

@@ -274,8 +274,17 @@ def _logged(path: Path, number: int) -> list[dict[str, Any]]:
     return found
 
 
-def compacted(folder: Path, columns: Columns, kept: NDArray[np.int64]) -> Growing:
-    """The rows ``kept`` of a generation, copied into a folder of their own as the rows of the next one."""
+def compacted(
+    folder: Path, columns: Columns, kept: NDArray[np.int64], change: Callable[[Block], Block] = dict
+) -> Growing:
+    """The rows ``kept`` of a generation, copied into a folder of their own as the rows of the next one.
+
+    Args:
+        folder: in which that folder is made.
+        columns: of the generation.
+        kept: rows.
+        change: of each block before it is written.
+    """
     old = columns.generation
     empty = Generation(number=old.number, data=f"data-{old.number + 1:06d}")
     shutil.rmtree(folder / empty.data, ignore_errors=True)  # of a compaction that was killed
@@ -290,7 +299,7 @@ def compacted(folder: Path, columns: Columns, kept: NDArray[np.int64]) -> Growin
                 block[name] = part.take(torch.from_numpy(fields))
             else:
                 block[name] = part.numpy()[rows]
-        copy.append(block, "", len(rows))
+        copy.append(change(block), "", len(rows))
     return copy
 
 

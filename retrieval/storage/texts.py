@@ -18,6 +18,8 @@ from simzoo.core.reps import Ragged
 
 COLUMN = "texts"
 FIELDS = 3  # id, title, text
+WITHHELD = b"\xff"  # no UTF-8 has this byte: in a text's place, before the sha256 of the title and the text
+WITHHELD_BYTES = len(WITHHELD) + hashlib.sha256().digest_size
 
 Rows = NDArray[np.int64]
 Hashes = NDArray[np.uint64]
@@ -31,8 +33,19 @@ def text_column(items: Sequence[Item]) -> Ragged:
     return Ragged(torch.from_numpy(values), lengths.cumsum(0))
 
 
+def without_texts(column: Ragged) -> Ragged:
+    """A column of `text_column` with the ids and, in place of titles and texts, their hashes."""
+    store = TextStore(column.values.numpy(), column.offsets.numpy())
+    parts = [part for row in range(len(store)) for part in (store.id(row).encode(), b"", WITHHELD + store.sha256(row))]
+    lengths = torch.tensor([0, *map(len, parts)], dtype=torch.int64)
+    return Ragged(torch.from_numpy(np.frombuffer(b"".join(parts), dtype=np.uint8).copy()), lengths.cumsum(0))
+
+
 class TextStore(Sequence[Item]):
     """N items in a mapped file; one is decoded when it is asked for.
+
+    Of an item whose text was withheld when its index was published there is the id and a hash. Asking for such an item
+    is refused, so that no searcher takes an empty text for its text; `shown` is for results.
 
     Args:
         values: the bytes of `text_column`.
@@ -54,7 +67,12 @@ class TextStore(Sequence[Item]):
         if isinstance(row, slice):
             return [self[one] for one in range(*row.indices(len(self)))]
         row = range(len(self))[row]
-        name, title, text = (self._field(row, field) for field in range(FIELDS))
+        if self._withheld(row):
+            raise DataError(
+                f"the text of item {self.id(row)!r} is not in this index, which was published without texts; a "
+                "similarity and a first stage that read texts cannot search it"
+            )
+        name, title, text = (self._bytes(row, field).decode() for field in range(FIELDS))
         return Item(name, text, title)
 
     def __iter__(self) -> Iterator[Item]:
@@ -62,11 +80,25 @@ class TextStore(Sequence[Item]):
 
     def id(self, row: int) -> str:
         """The id of the item at a row; cheaper than the item."""
-        return self._field(row, 0)
+        return self._bytes(row, 0).decode()
 
-    def _field(self, row: int, field: int) -> str:
+    def shown(self, row: int) -> Item:
+        """The item at a row, without a text where that was withheld."""
+        return Item(self.id(row), "") if self._withheld(row) else self[row]
+
+    def sha256(self, row: int) -> bytes:
+        """Of title and text, with a zero byte in between."""
+        if self._withheld(row):
+            return self._bytes(row, 2).removeprefix(WITHHELD)
+        return hashlib.sha256(self._bytes(row, 1) + b"\0" + self._bytes(row, 2)).digest()
+
+    def _withheld(self, row: int) -> bool:
+        text = self._bytes(row, 2)
+        return len(text) == WITHHELD_BYTES and text.startswith(WITHHELD)
+
+    def _bytes(self, row: int, field: int) -> bytes:
         start, stop = self._offsets[FIELDS * row + field : FIELDS * row + field + 2].tolist()
-        return self._values[start:stop].tobytes().decode()
+        return self._values[start:stop].tobytes()
 
 
 def id_hashes(ids: Sequence[str]) -> Hashes:

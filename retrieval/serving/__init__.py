@@ -1,0 +1,1 @@
+"""An engine behind HTTP: search, add, update, remove, health and metrics."""
