@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-if __name__ not in ("__main__", "simzoo.evaluate"):
+if __name__ not in ("__main__", "__mp_main__", "simzoo.evaluate"):
     raise ImportError("evaluate is a part of simzoo: import simzoo.evaluate instead of evaluate")
 
 import ast
@@ -10,15 +10,22 @@ import re
 import sys
 from collections.abc import Callable
 from importlib import import_module
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 from simzoo.core.command_line import EPILOG, OneLine, prepared
+from simzoo.core.crew import Crew, Runner
 from simzoo.core.progress import quiet
 from simzoo.core.refusals import named_bases
 from simzoo.core.startup import importing
 
 FOLDER = Path(__file__).parent / "retrieval" / "commands"
+RUNNER = (
+    "who shares the work: processes on this machine, those that torchrun started, or tasks on a Ray cluster "
+    "(docs/scale.md); a command that is killed goes on where it was, with any number of workers"
+)
+WORKERS = "how many, this process included; null: one, or as many as torchrun started"
 POSITIONAL: dict[str, dict[str, dict[str, Any]]] = {
     "compare": {"runs": {"type": Path, "nargs": "+", "help": "output folders of evaluate.py run, or of score"}},
     "score": {
@@ -64,9 +71,14 @@ def _add_options(parser: OneLine, name: str) -> None:
     parser.bases = named_bases(function)
     parser.add_argument("--config", action="config", help="YAML file with these options")
     positional = POSITIONAL.get(name, {})
+    skip: set[str | int] = set(positional)
+    if "worker" in signature(function).parameters:
+        skip.add("worker")
+        parser.add_argument("--runner", type=Runner, default="local", help=RUNNER)
+        parser.add_argument("--workers", type=int | None, default=None, help=WORKERS)
     for argument, settings in positional.items():
         parser.add_argument(argument, **settings)
-    parser.add_function_arguments(function, as_positional=False, skip=set(positional))
+    parser.add_function_arguments(function, as_positional=False, skip=skip)
 
 
 def main(args: list[str] | None = None) -> None:
@@ -79,7 +91,12 @@ def main(args: list[str] | None = None) -> None:
     chosen = top.instantiate(parsed)
     options = dict(chosen[chosen.command])
     options.pop("config")
-    command(chosen.command)(**options)
+    if "runner" not in options:
+        command(chosen.command)(**options)
+        return
+    runner, workers = options.pop("runner"), options.pop("workers")
+    crew = Crew(runner, 1 if options["plan"] and runner != "torchrun" else workers)
+    crew.run(command(chosen.command), options)
 
 
 if __name__ == "__main__":

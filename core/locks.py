@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 
 from simzoo.core.records import DataError
@@ -41,19 +42,49 @@ def locked(folder: Path) -> Iterator[None]:
         return
     path = folder / NAME
     descriptor = _taken(path)
+    keep(descriptor)
     try:
         owner = {"pid": os.getpid(), "host": socket.gethostname(), "since": f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S}"}
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, json.dumps(owner).encode(), 0)
         yield
     finally:
-        path.unlink(missing_ok=True)  # while it is held, so that nobody else's file is removed
-        os.close(descriptor)
+        release(descriptor, path)
 
 
 def left_over(folder: Path) -> bool:
     """Whether a writer of the folder was killed: its lock file or a half-written file is there (or it is at work)."""
     return (folder / NAME).exists() or any(folder.glob("*.tmp"))
+
+
+_kept: set[int] = set()
+
+
+def keep(descriptor: int) -> None:
+    """Keeps a held lock to this process: forked ones (a loader's workers) would hold it beyond this one's end."""
+    _watch_forks()
+    _kept.add(descriptor)
+
+
+def release(descriptor: int, path: Path) -> None:
+    """Lets go of the lock file at ``path``, and removes it while it is held; nothing where a fork of its owner asks."""
+    if descriptor in _kept:
+        _kept.remove(descriptor)
+        if _is_at(descriptor, path):
+            path.unlink(missing_ok=True)
+        os.close(descriptor)
+
+
+@cache
+def _watch_forks() -> None:
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=_forget)
+
+
+def _forget() -> None:
+    for descriptor in _kept:
+        os.close(descriptor)  # not the lock itself: that is the parent's
+    _kept.clear()
 
 
 def _taken(path: Path) -> int:

@@ -184,7 +184,18 @@ class CollectionBatches(Sampler[list[tuple[int, int]]]):
             yield batches[index]
 
 
-class ResumableLoader(DataLoader[Batch]):
+class LateLoader(DataLoader[Batch]):
+    """Starts its worker processes with the first batch.
+
+    Lightning asks for the iterator before the callbacks in which candidates are mined, and a process that is started
+    then never sees them. For the same reason they are not persistent.
+    """
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch promises its own iterator class
+        yield from super().__iter__()
+
+
+class ResumableLoader(LateLoader):
     """Begins an epoch where the trainer stands: behind the batches that a resumed run has seen.
 
     It asks the trainer for (epoch, batches done) instead of keeping a state of its own: the trainer restores a loader's
@@ -197,7 +208,7 @@ class ResumableLoader(DataLoader[Batch]):
         self.batches = sampler
         self.place = loading.place
 
-    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch promises its own iterator class
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # as above
         epoch, self.batches.start = self.place()
         self.lists.epoch = self.batches.epoch = epoch
         yield from super().__iter__()
@@ -217,7 +228,7 @@ def evaluation_loader(lists: Sequence[Batched], loading: Loading) -> DataLoader[
     if batches:
         batches += [[(0, EMPTY)]] * (-len(batches) % loading.world_size)
     own = batches[loading.rank :: loading.world_size]
-    return DataLoader(Lists(lists), batch_sampler=own, collate_fn=only_batch, **loading.options)
+    return LateLoader(Lists(lists), batch_sampler=own, collate_fn=only_batch, **loading.options)
 
 
 def only_batch(batches: list[Batch]) -> Batch:

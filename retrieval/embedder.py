@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from simzoo.core.records import Item, Query
 from simzoo.core.reps import Reps
+from simzoo.core.shards import ALONE, Worker
 from simzoo.retrieval.index_kind import IndexKind, VectorSearch
 from simzoo.retrieval.storage.encoding import encode_items, encode_queries
 from simzoo.retrieval.topk import Rows, Scores, padded
@@ -158,9 +159,9 @@ class Embedder:
         return self.search(vectors, k, removed=removed)[0]
 
 
-def item_vectors(similarity: Any, items: Sequence[Item], store: Path | None = None) -> Floats:
-    """(N, d) vectors of items; see `Embedder.of`."""
-    return _vectors(encode_items(similarity, items, store, f"{similarity.weights_sha256} float32"))
+def item_vectors(similarity: Any, items: Sequence[Item], store: Path | None = None, worker: Worker = ALONE) -> Floats:
+    """(N, d) vectors of items; see `Embedder.of`, and `encode_items` of several workers."""
+    return _vectors(encode_items(similarity, items, store, f"{similarity.weights_sha256} float32", worker))
 
 
 def longest_of(vectors: Floats) -> float:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from simzoo.core.records import Item, Query
 from simzoo.core.reps import Reps, num_rows
+from simzoo.core.shards import ALONE, Worker
 from simzoo.retrieval.scorer import PAIRS, ListScorer, Scorer, SimilarityScorer
 from simzoo.retrieval.storage.encoding import encode_items, encode_queries
 from simzoo.retrieval.topk import Rows, Scores
@@ -73,7 +74,12 @@ class SimilarityJudge(Judge):
 
     @classmethod
     def of(
-        cls, similarity: Any, items: Sequence[Item], store: Path | None = None, dtype: str = "float32"
+        cls,
+        similarity: Any,
+        items: Sequence[Item],
+        store: Path | None = None,
+        dtype: str = "float32",
+        worker: Worker = ALONE,
     ) -> SimilarityJudge:
         """Encodes the items, each once.
 
@@ -82,8 +88,9 @@ class SimilarityJudge(Judge):
             items: N items.
             store: folder that keeps their representations from run to run; None: in memory only.
             dtype: what the model computes in; representations of one are not taken for those of another.
+            worker: which of several workers this process is, who fill the store together.
         """
-        return cls(similarity, encode_items(similarity, items, store, f"{similarity.weights_sha256} {dtype}"))
+        return cls(similarity, encode_items(similarity, items, store, f"{similarity.weights_sha256} {dtype}", worker))
 
     @property
     def pointwise(self) -> bool:

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from lightning import LightningModule, Trainer
 
-from simzoo.core.candidates import Candidates, Listed, relevant_rows
-from simzoo.core.files import replacing
-from simzoo.core.records import Collection, Query
+from simzoo.core.candidates import Candidates, Listed
+from simzoo.core.records import Collection, Item
 from simzoo.core.settings import plain
+from simzoo.core.shards import ALONE, Worker
 from simzoo.datamodules.miner import Miner
 from simzoo.datamodules.sources import Split
 from simzoo.datamodules.training_data import TrainingData
@@ -28,6 +30,7 @@ from simzoo.retrieval.corpus import Corpus
 from simzoo.retrieval.first_stages.dense import Dense
 from simzoo.retrieval.first_stages.first_stage import FirstStage
 from simzoo.retrieval.judge import SimilarityJudge
+from simzoo.retrieval.mined import found_of, mine, mine_shards, read, with_golds
 from simzoo.retrieval.topk import Rows, Scores, top_columns
 
 __all__ = ["MineCandidates", "OfAll", "OfMined", "Teacher", "mine"]
@@ -47,6 +50,7 @@ class Teacher(ABC):
 
     def __init__(self, checkpoint: str) -> None:
         self.checkpoint = checkpoint
+        self._bound: tuple[Sequence[Item], SimilarityJudge] | None = None
 
     @cached_property
     def model(self) -> LearnedSimilarity:
@@ -57,9 +61,21 @@ class Teacher(ABC):
         """Names what its scores depend on: what it scored is kept under it."""
         return self.model.weights_sha256
 
+    def bind(self, items: Sequence[Item], store: Path | None = None, worker: Worker = ALONE) -> SimilarityJudge:
+        """It over these items, which it encodes; those of the last call are kept.
+
+        Args:
+            items: N items.
+            store: folder in which the workers encode them together; None: this one encodes all, in memory.
+            worker: which of the workers this process is.
+        """
+        if self._bound is None or self._bound[0] is not items:
+            self._bound = items, SimilarityJudge.of(self.model, items, store, worker=worker)
+        return self._bound[1]
+
     def teach(self, found: Candidates, collection: Collection) -> Candidates:
         """The candidates with its scores: of every one, and of every relevant item, found or not."""
-        judge = SimilarityJudge.of(self.model, collection.items)
+        judge = self.bind(collection.items)
 
         def scores(items: Rows) -> Scores:
             blocks = [slice(start, start + BLOCK) for start in range(0, len(items), BLOCK)]
@@ -127,6 +143,9 @@ class MineCandidates(Miner):
     what mined: a first stage's settings, or class, arguments and weights of the model in training as they were then.
     Training checkpoints remember the latter, so that a resumed run sees the negatives that it mined itself.
 
+    Ranks that train together mine together (`simzoo.retrieval.mined`), in a folder that all of them see, and read the
+    same file. What a first stage finds for dev and test is mined once; the model in training mines it anew each time.
+
     Args:
         first_stage: what mines: BM25, TFIDF, a dual encoder's checkpoint, ...; None: the model that is being trained.
         depth: candidates a query.
@@ -155,6 +174,8 @@ class MineCandidates(Miner):
         self._round = -1
         self._miner = ""
         self._resumed: dict[str, Any] = {}
+        self._given: WeakKeyDictionary[TrainingData, set[Split]] = WeakKeyDictionary()  # what first stages found
+        self._spent: list[Path] = []  # what other ranks may still be reading
 
     @property
     def gives(self) -> frozenset[str]:
@@ -184,13 +205,24 @@ class MineCandidates(Miner):
         """Mines again when its time has come."""
         self._mine_train(trainer, pl_module)
 
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """All ranks took a step together, so none is at its mining any more."""
+        if self._spent:
+            self._remove(trainer)
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """All ranks have exchanged what the last validation found."""
+        self._remove(trainer)
+
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Candidates of the dev split."""
-        self._mine(trainer, pl_module, "dev", ())
+        self._mine_once(trainer, pl_module, "dev")
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Candidates of the test split."""
-        self._mine(trainer, pl_module, "test", ())
+        self._mine_once(trainer, pl_module, "test")
 
     def _mine_train(self, trainer: Trainer, model: LightningModule) -> None:
         number = trainer.current_epoch // self.every_n_epochs if self.every_n_epochs else 0
@@ -198,13 +230,28 @@ class MineCandidates(Miner):
             return
         within = self.first_stage is None and self._resumed.get("round") == number
         self._miner = self._resumed["miner"] if within else self._identity(trainer, model)
-        folder = (self.folder or Path(trainer.default_root_dir) / "candidates") / f"round-{number}"
-        collections = _data(trainer).mined("train")
-        paths = [folder / f"{i:03d}-{self._name(collection)}.npz" for i, collection in enumerate(collections)]
+        names = [self._name(collection) for collection in _data(trainer).mined("train")]
+        paths = [self._folder(trainer) / f"round-{number}" / f"{i:03d}-{name}.npz" for i, name in enumerate(names)]
         if within:
             _check_kept(trainer, paths)
         self._mine(trainer, model, "train", paths)
         self._round = number
+
+    def _mine_once(self, trainer: Trainer, model: LightningModule, split: Split) -> None:
+        """For dev and test; on several ranks by way of files, which are removed if they are of these weights only."""
+        data = _data(trainer)
+        if not data.mined(split) or split in self._given.get(data, set()):
+            return
+        paths: list[Path] = []
+        if trainer.world_size > 1:
+            miner = self._identity(trainer, model)
+            names = [_sha256(split, c.fingerprint, str(self.depth), miner) for c in data.mined(split)]
+            paths = [self._folder(trainer) / split / f"{i:03d}-{name}.npz" for i, name in enumerate(names)]
+        self._mine(trainer, model, split, paths)
+        if self.first_stage is None:
+            self._spent += paths
+        else:
+            self._given.setdefault(data, set()).add(split)
 
     def _mine(self, trainer: Trainer, model: LightningModule, split: Split, paths: Sequence[Path]) -> None:
         """Mines every collection; what is kept under its path, where there are paths, is read instead."""
@@ -215,19 +262,52 @@ class MineCandidates(Miner):
         stage = self.first_stage or Dense.of(model)
         was_training = model.training
         model.eval()
-        mined = []
-        for index, collection in enumerate(collections):
-            if not paths:
-                mined.append(mine(stage, collection, self.depth))
-                continue
-            path = paths[index]
-            if trainer.is_global_zero and not path.exists():
-                found = with_golds(mine(stage, collection, self.depth), stage, collection)
-                _write(path, found if self.teacher is None else self.teacher.teach(found, collection))
-            trainer.strategy.barrier()
-            mined.append(_read(path))
+        if paths:
+            worker = Worker(trainer.global_rank, trainer.world_size)
+            mined = [
+                self._mined(path, collection, stage, worker, split == "train")
+                for path, collection in zip(paths, collections, strict=True)
+            ]
+            if worker.alone:
+                self._remove(trainer)
+        else:
+            mined = [mine(stage, collection, self.depth) for collection in collections]
         model.train(was_training)
         _data(trainer).set_candidates(split, mined)
+
+    def _mined(
+        self, path: Path, collection: Collection, stage: FirstStage, worker: Worker, to_train: bool
+    ) -> Candidates:
+        """The candidates of a file, which the workers make together if it is not there."""
+        encoded = path.with_suffix(".shards")
+        corpus = Corpus.of(collection)
+
+        def found(part: Collection) -> Candidates:
+            stage.index_together(corpus, encoded / "items", worker)
+            candidates = found_of(stage, part, self.depth)
+            if not to_train:
+                return candidates
+            candidates = with_golds(candidates, stage, part)
+            if self.teacher is None:
+                return candidates
+            self.teacher.bind(part.items, None if worker.alone else encoded / "taught", worker)
+            return self.teacher.teach(candidates, part)
+
+        self._spent.append(mine_shards(path, collection, found, worker))
+        return read(path)
+
+    def _remove(self, trainer: Trainer) -> None:
+        """Removes what nobody reads any more."""
+        if trainer.is_global_zero:
+            for path in self._spent:
+                if path.is_dir():
+                    shutil.rmtree(path, ignore_errors=True)
+                else:
+                    path.unlink(missing_ok=True)
+        self._spent = []
+
+    def _folder(self, trainer: Trainer) -> Path:
+        return self.folder or Path(trainer.default_root_dir) / "candidates"
 
     def _identity(self, trainer: Trainer, model: LightningModule) -> str:
         """What mines, by its content; of the model in training, the first rank's, so that all look for one file."""
@@ -241,65 +321,11 @@ class MineCandidates(Miner):
         parts = [LAYOUT, collection.fingerprint, str(self.depth), self._miner]
         if self.teacher is not None:
             parts.append(self.teacher.identity())
-        return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:20]
+        return _sha256(*parts)
 
 
-def mine(stage: FirstStage, collection: Collection, depth: int) -> Candidates:
-    """The top ``depth`` items of every query (all items where there are fewer), and the gold item's score.
-
-    The gold score is inf where no gold item is among them: the false-negative filter then drops nothing.
-
-    Raises:
-        ValueError: the first stage finds fewer for a query.
-    """
-    stage.index(Corpus.of(collection))
-    depth = min(depth, len(collection.items))
-    items, scores = stage.search(collection.queries, depth)
-    found = (items >= 0).sum(axis=1)
-    short = np.flatnonzero(found < depth)
-    if short.size:
-        raise ValueError(
-            f"{collection.name}: {depth} candidates were asked for, but {type(stage).__name__} finds {found[short[0]]} "
-            f"for query {collection.queries[short[0]].id!r}; every query has {found.min()}: mine less deep"
-        )
-    gold = np.full(len(collection.queries), np.inf, dtype=np.float32)
-    for row in range(len(collection.queries)):
-        its = scores[row][np.isin(items[row], collection.relevant(row))]
-        if its.size:
-            gold[row] = its.max()
-    return Candidates(items, scores, gold)
-
-
-def with_golds(found: Candidates, stage: FirstStage, collection: Collection) -> Candidates:
-    """The candidates with the first stage's scores of every relevant item, NaN where it gives none.
-
-    Those that it did not find are scored by their vectors, or else looked up in its ranking of all items.
-
-    Args:
-        found: what the first stage found for the collection's queries.
-        stage: indexed.
-        collection: the queries and items.
-    """
-    rows = relevant_rows(collection)
-    values = np.full(rows.shape, np.nan, dtype=np.float32)
-    for row, listed in enumerate(rows):
-        relevant = listed[listed >= 0]
-        same = relevant[:, None] == found.items[row]
-        values[row, : len(relevant)] = np.where(same.any(axis=1), found.scores[row][same.argmax(axis=1)], np.nan)
-        missed = ~same.any(axis=1)
-        if missed.any() and np.isfinite(found.scores[row]).all():
-            values[row, np.flatnonzero(missed)] = _own_scores(stage, collection.queries[row], relevant[missed])
-    return replace(found, gold=Listed(rows, values))
-
-
-def _own_scores(stage: FirstStage, query: Query, rows: Rows) -> Scores:
-    """(K,) a first stage's scores of K items; NaN where it ranks an item nowhere."""
-    if isinstance(stage, Dense):
-        product: Scores = stage.embedder.vectors[rows] @ stage.embedder.encode([query])[0]
-        return product
-    ranked, scores = stage.search([query], len(stage.corpus))
-    same = rows[:, None] == ranked[0]
-    return np.where(same.any(axis=1), scores[0][same.argmax(axis=1)], np.float32(np.nan))
+def _sha256(*parts: str) -> str:
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:20]
 
 
 def _data(trainer: Trainer) -> TrainingData:
@@ -327,29 +353,3 @@ def _check_kept(trainer: Trainer, paths: Sequence[Path]) -> None:
             "the round began, and they cannot be mined again in the middle of it. Bring the file back, let the folder "
             "of retrieval.mining.MineCandidates name where it is, or train from the beginning"
         )
-
-
-def _write(path: Path, mined: Candidates) -> None:
-    kept = {"items": mined.items.astype(np.int32), "scores": mined.scores, "gold_scores": mined.gold_scores}
-    for name, listed in (("gold", mined.gold), ("best", mined.best)):
-        if listed is not None:
-            kept |= {f"{name}_items": listed.items.astype(np.int32), f"{name}_values": listed.scores}
-    for name in ("teacher", "gold_teacher"):
-        if (scores := getattr(mined, name)) is not None:
-            kept[name] = scores
-    with replacing(path) as file:
-        np.savez(file, **kept)  # type: ignore[arg-type]  # numpy's stub takes the names for its own options
-
-
-def _read(path: Path) -> Candidates:
-    with np.load(path, allow_pickle=False) as kept:
-
-        def listed(name: str) -> Listed | None:
-            if f"{name}_items" not in kept.files:
-                return None
-            return Listed(kept[f"{name}_items"].astype(np.int64), kept[f"{name}_values"])
-
-        teacher, gold_teacher = (kept[name] if name in kept.files else None for name in ("teacher", "gold_teacher"))
-        items = kept["items"].astype(np.int64)
-        golds = listed("gold")
-        return Candidates(items, kept["scores"], kept["gold_scores"], teacher, golds, gold_teacher, listed("best"))

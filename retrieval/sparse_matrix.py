@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save
 
-from simzoo.core.files import remove_scratch, replacing
-from simzoo.core.locks import locked
-from simzoo.core.progress import progress
+from simzoo.core.files import replacing
 from simzoo.core.records import DataError, Query
+from simzoo.core.shards import ALONE, Shards, Worker, writing
 from simzoo.datamodules.readers.score_entries import (
     FINISHED,
     FORMAT,
@@ -47,6 +47,7 @@ def build_sparse_matrix(
     normalize: Known | None = None,
     vectors: str | None = None,
     shard: int = SHARD,
+    worker: Worker = ALONE,
 ) -> None:
     """Scores sampled pairs of training queries and items, in shards under ``folder``.
 
@@ -67,6 +68,7 @@ def build_sparse_matrix(
             queries; None: alpha is 0 and beta 1.
         vectors: names what made the vectors that lie beside the shards; None: there are none.
         shard: pairs a shard, about.
+        worker: which of several workers this process is, who score one shard each in turn.
 
     Raises:
         DataError: the folder holds shards that were made otherwise.
@@ -94,18 +96,26 @@ def build_sparse_matrix(
         "pairs_a_shard": shard,
         "shards": shards,
     }
-    with locked(folder):
-        remove_scratch(folder)
+    paths = [shard_path(folder, number) for number in range(shards)]
+    prepare = cache(sampling.prepare)
+
+    def score(number: int) -> None:
+        prepare()
+        _score(corpus, queries, sampling.pairs(number, shard), folder, number)
+
+    def finish() -> None:
+        alpha, beta = _normalization(folder, shards, queries, normalize)
+        _write_json(folder / FINISHED, {"entries": sampling.total, "alpha": alpha, "beta": beta})
+
+    with writing(folder, worker):
         _claim(folder, manifest, [query.id for query in queries])
         if (folder / FINISHED).exists():
             return
-        missing = [n for n in range(shards) if not shard_path(folder, n).exists()]
-        if missing:
-            sampling.prepare()
-        for number in progress(missing, f"scoring {sampling.total:,} pairs"):
-            _score(corpus, queries, sampling.pairs(number, shard), folder, number)
-        alpha, beta = _normalization(folder, shards, queries, normalize)
-        _write_json(folder / FINISHED, {"entries": sampling.total, "alpha": alpha, "beta": beta})
+        work = Shards(folder, paths, worker, folder / FINISHED)
+        work.make(score, f"scoring {sampling.total:,} pairs")
+        work.finish(finish)
+        if worker.first:
+            work.clean()
 
 
 def _claim(folder: Path, manifest: dict[str, Any], query_ids: list[str]) -> None:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from simzoo.core.files import read_object, remove_scratch, replacing
-from simzoo.core.locks import locked
-from simzoo.core.progress import progress
+from simzoo.core.files import read_object, replacing
 from simzoo.core.records import Collection, DataError
+from simzoo.core.shards import ALONE, Shards, Worker, writing
 from simzoo.models.similarity import LearnedSimilarity
 from simzoo.retrieval.corpus import Corpus
 from simzoo.retrieval.first_stages.first_stage import FirstStage
@@ -31,11 +31,12 @@ def write_lessons(
     top: int,
     random: int,
     seed: int,
+    worker: Worker = ALONE,
 ) -> list[Path]:
     """Writes the records of a collection in the layout that `simzoo.datamodules.lists.FromFiles` reads.
 
     A record has the query's relevant items, the first ``top`` others that the first stage finds, and ``random`` more;
-    all items, where a collection has fewer.
+    all items, where a collection has fewer. Several workers write one file each in turn.
 
     Returns:
         The files, in order; those that are there already are not written again.
@@ -53,32 +54,32 @@ def write_lessons(
         "random": random,
         "seed": seed,
     }
-    with locked(folder):
-        _claim(folder / f"{name}.json", made_by)
-        remove_scratch(folder)
-        return _taught(teacher, collection, first_stage, folder / name, top, random, seed)
-
-
-def _taught(
-    teacher: LearnedSimilarity, collection: Collection, first_stage: FirstStage, start_of: Path, top: int, random: int,
-    seed: int,
-) -> list[Path]:  # fmt: skip
-    """The files, of which those that are missing are made; ``start_of`` is how their paths begin."""
     rows = [row for row in range(len(collection.queries)) if collection.relevant(row)]
-    blocks = {
-        start: start_of.with_name(f"{start_of.name}-{start:08d}.jsonl.gz") for start in range(0, len(rows), BLOCK)
-    }
-    missing = [start for start, path in blocks.items() if not path.exists()]
-    if missing:
-        judge = SimilarityJudge.of(teacher, collection.items)
+    starts = range(0, len(rows), BLOCK)
+    paths = [folder / f"{name}-{start:08d}.jsonl.gz" for start in starts]
+
+    @cache
+    def judge() -> Judge:
         first_stage.index(Corpus.of(collection))
-        for start in progress(missing, f"teaching on {collection.name}"):
-            records = _records(collection, rows[start : start + BLOCK], judge, first_stage, top, random, seed)
-            # Without a time stamp, so that the same records are the same bytes.
-            text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
-            with replacing(blocks[start]) as file:
-                file.write(gzip.compress(text.encode(), mtime=0))
-    return list(blocks.values())
+        place = None if worker.alone else folder.with_name(f"{folder.name}.items") / name
+        return SimilarityJudge.of(teacher, collection.items, place, worker=worker)
+
+    def teach(number: int) -> None:
+        block = rows[starts[number] : starts[number] + BLOCK]
+        records = _records(collection, block, judge(), first_stage, top, random, seed)
+        # Without a time stamp, so that the same records are the same bytes.
+        text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+        with replacing(paths[number]) as file:
+            file.write(gzip.compress(text.encode(), mtime=0))
+
+    with writing(folder, worker):
+        _claim(folder / f"{name}.json", made_by)
+        shards = Shards(folder, paths, worker)
+        shards.make(teach, f"teaching on {collection.name}")
+        if worker.first:
+            shards.check()
+            shards.clean()
+    return paths
 
 
 def _claim(path: Path, made_by: dict[str, Any]) -> None:

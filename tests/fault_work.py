@@ -5,12 +5,14 @@ What it leaves at last is in ``folder / "done"``, made only when all is.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from simzoo.core.hub import file_sha256
 from simzoo.core.interrupts import stopping
 from simzoo.core.records import Item, Query
 from simzoo.core.reps import Ragged, Reps
+from simzoo.datamodules.training_data import TrainingData
 from simzoo.models.cross_encoder import CrossEncoder
 from simzoo.models.durable import Durable, resolve
 from simzoo.models.formats import load, save
@@ -40,6 +43,8 @@ from simzoo.retrieval.storage import generation, graph, score_matrix, texts
 from simzoo.retrieval.storage.representations import RepresentationStore
 from simzoo.retrieval.storage.score_matrix import build_matrix
 from simzoo.train import Release, main
+from tests.forks import forked
+from tests.ports import free_port
 from tests.test_recipes import ROOT, interactions, overlay
 from tests.test_training import trainer as make_trainer
 from tests.toy import toy, toy_collection
@@ -51,15 +56,42 @@ ITEMS = [Item(str(row), "boat") for row in range(200)]
 
 def train(name: str) -> None:
     """Two epochs of twelve steps, kept every second, with the best weights released."""
-    folder = Path(name)
+    _trained(Path(name), toy())
+
+
+def train_workers(name: str) -> None:
+    """The same, with two processes that make batches ahead."""
+    _trained(Path(name), toy(workers=2))
+
+
+def train_ranks(name: str) -> None:
+    """The same, of joint batches of two ranks; this process is either of them."""
+    own = os.getpid() % 2
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", "NODE_RANK": "0"}
+
+    def rank(number: int) -> None:
+        os.environ["LOCAL_RANK"] = str(number)
+        if number != own:
+            ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: it ends with the process that is killed
+        _trained(Path(name), toy(batch_size=2), strategy="ddp", devices=2)
+
+    other = forked(partial(rank, 1 - own))
+    rank(own)
+    if status := os.waitstatus_to_exitcode(os.waitpid(other, 0)[1]):
+        raise ValueError(f"the other rank ended with status {status}")
+
+
+def _trained(folder: Path, data: TrainingData, **settings: Any) -> None:
     model = CrossEncoder.tiny()
     model.optimization = Optimization(lr=1e-3)
     kept = folder / "checkpoints"
     best = ModelCheckpoint(kept, "best", "val/mrr", mode="max", enable_version_counter=False)
     steps = ModelCheckpoint(kept, "resume", every_n_train_steps=2, enable_version_counter=False)
     with Durable() as durable:
-        fit = make_trainer(folder, best, steps, Release(folder / "release"), durable)
-        fit.fit(model, datamodule=toy(), ckpt_path=resolve(fit, "last"))
+        fit = make_trainer(folder, best, steps, Release(folder / "release"), durable, **settings)
+        fit.fit(model, datamodule=data, ckpt_path=resolve(fit, "last"))
+    if not fit.is_global_zero:
+        return
     # Weights of the last step are those of the trainer's last state: the release took the best ones into the model.
     validated = torch.load(kept / "best.ckpt", weights_only=True)["global_step"]
     last = torch.load(kept / "resume.ckpt", weights_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ def test_a_full_disk_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> Non
     path = tmp_path / "new" / "shard"
     with replacing(path) as file:
         file.write(b"old")
-    path.with_name(f"shard.{os.getpid()}.tmp").symlink_to("/dev/full")
+    path.with_name(f"shard.{socket.gethostname()}.{os.getpid()}.tmp").symlink_to("/dev/full")
     with pytest.raises(OSError, match=r"No space left on device: '.*shard'"), replacing(path) as file:
         file.write(b"new")
     assert path.read_bytes() == b"old"

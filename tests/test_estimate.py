@@ -48,7 +48,7 @@ def test_an_estimate_is_cheap_and_right(
         return score(self, queries, items, candidates)
 
     monkeypatch.setattr(CrossEncoder, "score", slow)
-    found = estimate.estimated(model, toy_collection(), 24, calls=3600)["time"]
+    found = estimate.estimated(model, toy_collection(), 24, calls=3600).rows["time"]
     assert found.startswith(f"about {said} on this machine, judged by 40 items and {sizes[-1]} pair")
     assert scored == sizes
 
@@ -75,7 +75,7 @@ def test_an_estimate_leaves_no_trace(kind: type[LearnedSimilarity]) -> None:
     model.text.truncated = 3
     long = [Item(f"i{n}", "boat river " * 400) for n in range(5)]
     collection = Collection("c", long, [Query("q", "boat " * 400)], [{0: 1}])
-    found = estimate.estimated(model, collection, 1, 5)
+    found = estimate.estimated(model, collection, 1, 5).rows
     assert model.text.truncated == 3
     assert re.fullmatch(r"about \d+\.\d MB", found["representations"])
 
@@ -88,6 +88,6 @@ def test_bytes_are_those_of_the_representations(clock: Clock) -> None:
         queries = model.encode_queries(model.collate_queries(toy.queries))
     copies = [Item(f"{copy} {item.id}", item.text, item.title) for copy in range(500) for item in toy.items]
     many = Collection("c", copies, toy.queries, [{0: 1}] * 24)
-    found = estimate.estimated(model, many, 24, 0)["representations"]
+    found = estimate.estimated(model, many, 24, 0).rows["representations"]
     expected = (500 * sum(part.nbytes for part in items.values()) + sum(part.nbytes for part in queries.values())) / 1e6
     assert expected > 1 and float(found.split()[1].replace(",", "")) == pytest.approx(expected, abs=0.06)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,26 +12,28 @@ from lightning import Callback, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from numpy.typing import NDArray
 
+from simzoo.core.candidates import Candidates, Listed
+from simzoo.core.records import Collection
 from simzoo.datamodules.training_data import TrainingData
 from simzoo.models.dual_encoder import DualEncoder
 from simzoo.models.similarity import LearnedSimilarity
 from simzoo.models.training import Optimization
+from simzoo.retrieval import mining
 from simzoo.retrieval.first_stages.dense import Dense
+from simzoo.retrieval.first_stages.first_stage import FirstStage
 from simzoo.retrieval.first_stages.lexical import BM25
+from simzoo.retrieval.mined import joined
 from simzoo.retrieval.mining import MineCandidates, mine
 from tests.toy import toy, toy_collection
-
-ROOT = Path(__file__).parents[1]
 
 
 def trainer(folder: Path, *callbacks: Callback, miner: MineCandidates | None = None, **settings: Any) -> Trainer:
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     return Trainer(
-        **{"max_epochs": 2, "devices": 1, **quiet, **settings},
+        **{"max_epochs": 2, "devices": 1, "limit_val_batches": 0, **quiet, **settings},
         accelerator="cpu",
         callbacks=[miner or MineCandidates(depth=10, every_n_epochs=1), *callbacks],
         default_root_dir=folder,
-        limit_val_batches=0,
         use_distributed_sampler=False,
         enable_checkpointing=any(isinstance(c, ModelCheckpoint) for c in callbacks),
     )
@@ -127,35 +126,47 @@ def test_one_callback_serves_several_trainings(tmp_path: Path) -> None:
         assert np.array_equal(seen(data), mine(BM25(), toy_collection("a"), 10).items)
 
 
-def test_ranks_read_what_the_first_one_mined(tmp_path: Path) -> None:
-    """Where sums differ by the last bit between ranks, each would look for a file of its own."""
-    script = f"""
-import torch
-from pathlib import Path
-import simzoo.retrieval.mining
-from tests.test_mining import seen, student, trainer
-from tests.toy import toy
-if __name__ == "__main__":
-    content = simzoo.retrieval.mining._content
-    simzoo.retrieval.mining._content = lambda model: content(model) + str(torch.distributed.get_rank())
-    data, folder = toy(), Path({str(tmp_path)!r})
-    fit = trainer(folder, strategy="ddp", devices=2)
-    fit.fit(student(), datamodule=data)
-    items = torch.from_numpy(seen(data))
-    low, high = fit.strategy.reduce(items, reduce_op="min"), fit.strategy.reduce(items, reduce_op="max")
-    zero = fit.is_global_zero
-    torch.distributed.destroy_process_group()
-    if zero:
-        print("RESULT", torch.equal(low, high), fit.global_step, len(list(folder.rglob("*.npz"))))
-"""
-    (tmp_path / "ddp.py").write_text(script)
-    done = subprocess.run(
-        [sys.executable, str(tmp_path / "ddp.py")],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "RESULT True 12 4" in done.stdout
+@pytest.mark.parametrize(("stage", "times"), [(BM25(), 1), (None, 2)])
+def test_dev_is_mined_once_by_what_does_not_change(
+    stage: FirstStage | None, times: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was mined anew at each validation; mined once by a model in training, it would be that of its start."""
+    names = []
+
+    def counted(stage: FirstStage, collection: Collection, depth: int) -> Candidates:
+        names.append(collection.name)
+        return mine(stage, collection, depth)
+
+    monkeypatch.setattr(mining, "mine", counted)
+    validated = {"limit_val_batches": None, "num_sanity_val_steps": 0}
+    trainer(tmp_path, miner=MineCandidates(stage, depth=10), **validated).fit(student(), datamodule=toy())
+    assert names == ["dev"] * times
+
+
+def test_worker_processes_see_what_was_mined(tmp_path: Path) -> None:
+    """They were started before validation's candidates were mined, and ended the run."""
+    found = []
+    for workers in (0, 1):
+        fit = trainer(tmp_path, miner=MineCandidates(depth=10), limit_val_batches=None)
+        [metrics] = fit.validate(student(), datamodule=toy(workers=workers), verbose=False)
+        found.append(metrics)
+    assert found[0] == found[1] and len(found[0]) == 3
+
+
+def test_parts_of_other_widths_are_joined() -> None:
+    """Queries with three relevant items in one part, and with one in another: -1 is no item, NaN no score."""
+
+    def part(golds: list[list[int]]) -> Candidates:
+        items = np.array(golds)
+        scores = items.astype(np.float32)
+        mined = np.zeros((len(golds), 2), dtype=np.int64)
+        return Candidates(
+            mined, mined.astype(np.float32), scores[:, 0], gold=Listed(items, scores), gold_teacher=scores
+        )
+
+    both = joined([part([[1, 2, 3]]), part([[4], [5]])])
+    assert both.gold is not None and both.gold_teacher is not None
+    assert both.gold.items.tolist() == [[1, 2, 3], [4, -1, -1], [5, -1, -1]]
+    assert np.array_equal(both.gold.scores[1], [4, np.nan, np.nan], equal_nan=True)
+    assert both.gold_teacher[2].tolist() == [5, -np.inf, -np.inf]
+    assert both.items.shape == (3, 2) and both.gold_scores.tolist() == [1, 4, 5]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +38,7 @@ from simzoo.models.parts.tiny import tiny_backbone
 from simzoo.models.similarity import LearnedSimilarity
 from simzoo.retrieval.first_stages.lexical import BM25
 from simzoo.retrieval.mining import mine, with_golds
+from tests.ports import free_port
 from tests.test_similarities import registered
 from tests.toy import toy_collection
 
@@ -146,10 +146,7 @@ def on_a_rank(rank: int, ranks: int, port: int, folder: str) -> None:
 @pytest.mark.parametrize("ranks", list(MEMBERS))
 def test_ranks_train_as_one_process_does(ranks: int, tmp_path: Path) -> None:
     """Negatives of other ranks without their gradients, means of unequal shares, a second exchange: all train on."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    spawn(on_a_rank, (ranks, port, str(tmp_path)), nprocs=ranks)
+    spawn(on_a_rank, (ranks, free_port(), str(tmp_path)), nprocs=ranks)
     found: Any = torch.load(tmp_path / "found.pt", weights_only=True)
     for kind, name in cases(ranks):
         model, part = made(kind, name)

@@ -33,6 +33,8 @@ DOCUMENTS = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.m
 FENCE = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`((?:\.venv/bin/)?(?:python3?|make|pip|simzoo) [^`]+)`")
 INDENTED = re.compile(r"^    (?=(?:\.venv/bin/)?(?:python3?|make|pip|simzoo) )", re.MULTILINE)
+# What starts several processes of a command behind options of its own.
+LAUNCHERS = {"srun", "torchrun"}
 # Commands of other programs, which are taken on trust.
 TRUSTED = {"apt-get", "cd", "curl", "export", "git", "pre-commit", "ruff"}
 
@@ -157,6 +159,9 @@ def _check_python(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
         if "--help" not in words:
             _check_parser(words[0], words[1:], monkeypatch)
         return
+    if words[:2] == ["-m", "simzoo"]:
+        _check_simzoo(words[2:], monkeypatch)
+        return
     if words[0] == "-c" or words[:2] == ["-m", "pytest"]:
         return
     start = 2 if words[0] == "-m" else 1
@@ -193,6 +198,10 @@ def check_command(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
             _check_python(rest, monkeypatch)
     elif program == "pip":
         _check_pip(rest)
+    elif program in LAUNCHERS:
+        start = next(place for place, word in enumerate(rest) if word in {"python", "-m"} or word.endswith(".py"))
+        started = rest[start:]
+        check_command(started if started[0] == "python" else ["python", *started], monkeypatch)
     elif program == "simzoo":
         _check_simzoo(rest, monkeypatch)
     else:
@@ -269,6 +278,7 @@ def test_command_line_is_real(block: Block, words: list[str], here: Path, monkey
         ("python -m datamodules.nosuch", "--help fails"),
         ("simzoo frobnicate", "no command 'frobnicate'"),
         ("simzoo hub pull org/name --nosuch", "no option"),
+        ("torchrun --nproc_per_node 2 train.py fit --config configs/wordnet/demo.yaml --nosuch 3", "is refused"),
         ("X=1 frobnicate | tee log", "no check knows the command 'frobnicate'"),
     ],
 )

@@ -114,6 +114,29 @@ def test_two_writers_in_one_process_are_two(tmp_path: Path) -> None:
     assert not any(tmp_path.iterdir())
 
 
+def test_a_lock_ends_with_its_process_though_its_children_live(tmp_path: Path) -> None:
+    """A loader's workers outlive a killed training by seconds, in which the same command was refused."""
+    folder, pid = tmp_path / "store", tmp_path / "pid"
+    first = os.fork()
+    if not first:
+        with locked(folder):
+            if not os.fork():
+                (tmp_path / "new").write_text(str(os.getpid()))
+                (tmp_path / "new").rename(pid)
+            signal.pause()
+    while not pid.exists():
+        time.sleep(0.01)
+    with pytest.raises(InUse), locked(folder):
+        pass
+    os.kill(first, signal.SIGKILL)
+    os.waitpid(first, 0)
+    try:
+        with locked(folder):
+            pass
+    finally:
+        os.kill(int(pid.read_text()), signal.SIGKILL)
+
+
 def test_a_lock_of_another_host_is_not_taken_over(tmp_path: Path) -> None:
     """On a shared disk its process may well be alive."""
     (tmp_path / locks.NAME).write_text(json.dumps({"pid": 7, "host": "far.away", "since": "2026-01-01"}))

@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from simzoo.core.progress import plan
+from simzoo.core.shards import ALONE, Worker
 from simzoo.datamodules.sources import Source
-from simzoo.retrieval.commands.estimate import estimated
-from simzoo.retrieval.commands.parts import loaded, single
+from simzoo.retrieval.commands.estimate import estimated, show_plan
+from simzoo.retrieval.commands.parts import dtype_of, loaded, single, store_of
 from simzoo.retrieval.evaluation import split_queries
 from simzoo.retrieval.judge import SimilarityJudge
 from simzoo.retrieval.results.output import check_file
-from simzoo.retrieval.storage.score_matrix import build_matrix
+from simzoo.retrieval.storage.score_matrix import build_matrix, score_shards
 
 
 def matrix(
@@ -25,6 +25,9 @@ def matrix(
     bf16: bool = False,
     quantize: Literal["int8"] | None = None,
     overwrite: bool = False,
+    plan: bool = False,
+    price: float | None = None,
+    worker: Worker = ALONE,
 ) -> None:
     """Scores queries with all items exactly, resumably: the oracle for Top-k-Recall.
 
@@ -38,23 +41,29 @@ def matrix(
         bf16: compute the transformers in bfloat16: for hardware that has it.
         quantize: int8 for products of whole numbers of 8 bits in the transformers: faster on a CPU, other digits.
         overwrite: replace the output file; it is refused otherwise.
+        plan: only say what it takes: calls, memory, bytes on disk, time, cost; judged by some seconds of work.
+        price: of an hour of one machine like this one, for the plan's cost.
+        worker: which of the processes that share the shards this is.
     """
     check_file(output, overwrite)
     collection = single(data)
     rows, _ = split_queries(collection, queries, seed)
     calls = len(rows) * len(collection.items)
-    check_file(output, overwrite, room=4 * calls)
+    size = 4 * calls
+    if worker.first:
+        check_file(output, overwrite, room=size)
     similarity = loaded(checkpoint, bf16, quantize)
-    plan(
-        "plan",
-        {
-            "scores": f"{len(rows):,} queries x {len(collection.items):,} items = {calls:,} pairs",
-            "file": f"{4 * calls / 1e6:.1f} MB",
-            **estimated(similarity, collection, len(rows), calls),
-        },
-    )
-    judge = SimilarityJudge.of(similarity, collection.items)
+    if worker.first:
+        rows_of = {"scores": f"{len(rows):,} queries x {len(collection.items):,} items = {calls:,} pairs"}
+        # The shards and the file; in memory the scores, and the file's bytes.
+        show_plan(rows_of, estimated(similarity, collection, len(rows), calls), 2 * size, 2 * size, price)
+    if plan:
+        return
     folder = shards or output.with_suffix(".shards")
     made_by = f"{similarity.weights_sha256}{' in bfloat16' * bf16}"
-    build_matrix(judge.scorer, collection, rows, made_by, folder).save(output)
+    judge = SimilarityJudge.of(similarity, collection.items, store_of(folder, worker), dtype_of(bf16), worker)
+    if not worker.first:
+        score_shards(judge.scorer, collection, rows, made_by, folder, worker=worker)
+        return
+    build_matrix(judge.scorer, collection, rows, made_by, folder, worker=worker).save(output)
     print(f"written: {output}")

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Literal
 
 from simzoo.core.progress import plan
 from simzoo.core.records import Collection, DataError
+from simzoo.core.shards import Worker
 from simzoo.core.startup import importing
 from simzoo.datamodules.sources import Source
-from simzoo.retrieval.commands.estimate import estimated
+from simzoo.retrieval.commands.estimate import Estimate, estimated, show_plan
 from simzoo.retrieval.judge import SimilarityJudge
 from simzoo.retrieval.searcher import Searcher
 
@@ -80,13 +81,40 @@ def judge_of(
         if searcher.calls_similarity:
             raise DataError(f"--search {type(searcher).__name__} needs a similarity: give --checkpoint")
         return None
-    calls = queries * min(searcher.budget or len(collection.items), len(collection.items))
     plan(
-        "plan",
-        {
-            "data": f"{collection.name}: {len(collection.items):,} items, {queries:,} queries",
-            "search": f"{type(searcher).__name__}, at most {calls:,} scored pairs besides indexing",
-            **estimated(similarity, collection, queries, calls),
-        },
+        "plan", {**planned(searcher, collection, queries), **_measured(similarity, searcher, collection, queries).rows}
     )
     return SimilarityJudge.of(similarity, collection.items, store, dtype)
+
+
+def show_search_plan(
+    similarity: LearnedSimilarity | None, searcher: Searcher, collection: Collection, queries: int, price: float | None
+) -> None:
+    """Prints what a search will take, for ``--plan``."""
+    found = Estimate(0, 0, 0, 0) if similarity is None else _measured(similarity, searcher, collection, queries)
+    show_plan(planned(searcher, collection, queries), found, 0, 0, price)
+
+
+def planned(searcher: Searcher, collection: Collection, queries: int) -> dict[str, str]:
+    """What a search will do."""
+    calls = _calls(searcher, collection, queries)
+    return {
+        "data": f"{collection.name}: {len(collection.items):,} items, {queries:,} queries",
+        "search": f"{type(searcher).__name__}, at most {calls:,} scored pairs besides indexing",
+    }
+
+
+def _calls(searcher: Searcher, collection: Collection, queries: int) -> int:
+    return queries * min(searcher.budget or len(collection.items), len(collection.items))
+
+
+def _measured(similarity: LearnedSimilarity, searcher: Searcher, collection: Collection, queries: int) -> Estimate:
+    return estimated(similarity, collection, queries, _calls(searcher, collection, queries))
+
+
+def store_of(folder: Path, worker: Worker) -> Path | None:
+    """Where several workers encode the items together: a folder beside that of their work; alone, in memory.
+
+    It stays: which of them still reads it is not known, and the same command typed again goes on with it.
+    """
+    return None if worker.alone else folder.with_name(f"{folder.name}.items")

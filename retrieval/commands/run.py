@@ -8,8 +8,9 @@ from typing import Any, Literal
 from simzoo.core.progress import show_table
 from simzoo.core.records import Collection, DataError
 from simzoo.datamodules.sources import Source
-from simzoo.retrieval.commands.parts import loaded, several
+from simzoo.retrieval.commands.parts import loaded, several, show_search_plan
 from simzoo.retrieval.commands.worlds import Asked, evaluated, folder_names, joined
+from simzoo.retrieval.evaluation import split_queries
 from simzoo.retrieval.results.output import check_folder
 from simzoo.retrieval.searcher import Searcher
 from simzoo.retrieval.searchers.exact import Exact
@@ -32,6 +33,8 @@ def run(
     quantize: Literal["int8"] | None = None,
     store: Path | None = None,
     overwrite: bool = False,
+    plan: bool = False,
+    price: float | None = None,
 ) -> None:
     """Evaluates a checkpoint with a searcher on the test split; on several data sets, with macro and micro averages.
 
@@ -59,6 +62,8 @@ def run(
         quantize: int8 for products of whole numbers of 8 bits in the transformers: faster on a CPU, other digits.
         store: folder that keeps the items' representations, so that they are encoded once and a killed run goes on.
         overwrite: replace results that are in the output folder; they are refused otherwise.
+        plan: only say what it takes: calls, memory, time, cost; judged by some seconds of work.
+        price: of an hour of one machine like this one, for the plan's cost.
     """
     check_folder(output, overwrite)
     collections = several(data)
@@ -74,6 +79,11 @@ def run(
     if known is not None and len(collections) > 1:
         raise DataError(f"--exact is of one data set, and there are {_listed(collections)}; choose one of them")
     similarity = None if checkpoint is None else loaded(checkpoint, bf16, quantize)
+    if plan:
+        for collection in collections:
+            number = len(split_queries(collection, queries, seed)[0])
+            show_search_plan(similarity, asked.searcher, collection, number, price)
+        return
     if len(collections) == 1:
         about = evaluated(collections[0], similarity, asked, output, store, known).described
         show(about)

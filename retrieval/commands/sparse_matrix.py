@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simzoo.core.files import replacing
-from simzoo.core.progress import plan
 from simzoo.core.records import Query
+from simzoo.core.shards import ALONE, Worker
 from simzoo.datamodules.sources import Source
-from simzoo.retrieval.commands.estimate import estimated
-from simzoo.retrieval.commands.parts import dtype_of, loaded, single
+from simzoo.retrieval.commands.estimate import estimated, show_plan
+from simzoo.retrieval.commands.parts import dtype_of, loaded, single, store_of
 from simzoo.retrieval.corpus import Corpus
 from simzoo.retrieval.evaluation import split_queries
 from simzoo.retrieval.first_stages.dense import Dense
@@ -39,6 +39,9 @@ def sparse_matrix(
     store: Path | None = None,
     bf16: bool = False,
     quantize: Literal["int8"] | None = None,
+    plan: bool = False,
+    price: float | None = None,
+    worker: Worker = ALONE,
 ) -> None:
     """Scores sampled pairs of training queries and items, resumably: what a `MatrixFactorization` is trained on.
 
@@ -60,6 +63,9 @@ def sparse_matrix(
         store: folder that keeps the items' representations, so that a killed run goes on.
         bf16: compute the transformers in bfloat16: for hardware that has it.
         quantize: int8 for products of whole numbers of 8 bits in the transformers: faster on a CPU, other digits.
+        plan: only say what it takes: calls, memory, bytes on disk, time, cost; judged by some seconds of work.
+        price: of an hour of one machine like this one, for the plan's cost.
+        worker: which of the processes that share the shards this is.
     """
     check_parts(output)
     if normalize and vectors is None:
@@ -72,18 +78,12 @@ def sparse_matrix(
     asked = [every[row] for row in drawn.tolist()]
     sampling.begin(Corpus.of(collection), asked)
     similarity = loaded(checkpoint, bf16, quantize)
-    plan(
-        "plan",
-        {
-            "scores": f"{len(asked):,} queries x {len(collection.items):,} items, {sampling.total:,} pairs",
-            "files": f"{12 * sampling.total / 1e6:.1f} MB",
-            **estimated(similarity, collection, len(asked), sampling.total),
-        },
-    )
-    judge = SimilarityJudge.of(similarity, collection.items, store, dtype_of(bf16))
-    corpus = Corpus.of(collection, judge)
-    if vectors is not None:
-        vectors.index(corpus)
+    if worker.first:
+        rows = {"scores": f"{len(asked):,} queries x {len(collection.items):,} items, {sampling.total:,} pairs"}
+        found = estimated(similarity, collection, len(asked), sampling.total)
+        show_plan(rows, found, 0, 12 * sampling.total, price)
+    if plan:
+        return
 
     def dense(few: Sequence[Query], query_rows: Rows, item_rows: Rows) -> NDArray[Any]:
         assert vectors is not None
@@ -94,7 +94,14 @@ def sparse_matrix(
     made_by = f"{similarity.weights_sha256}{' in bfloat16' * bf16}"
     known = dense if normalize else None
     beside = None if vectors is None else vectors.identity()
-    build_sparse_matrix(corpus, asked, sampling, output, collection.fingerprint, made_by, known, beside, shard)
+    place = store or store_of(output, worker)
+    judge = SimilarityJudge.of(similarity, collection.items, place, dtype_of(bf16), worker)
+    corpus = Corpus.of(collection, judge)
+    if vectors is not None:
+        vectors.index(corpus)
+    build_sparse_matrix(corpus, asked, sampling, output, collection.fingerprint, made_by, known, beside, shard, worker)
+    if not worker.first:
+        return
     if vectors is not None:
         _write(output / "items.npy", vectors.embedder.vectors)
         _write(output / "queries.npy", vectors.embedder.encode(asked))

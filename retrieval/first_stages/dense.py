@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from simzoo.core.records import Item, Query
+from simzoo.core.shards import ALONE, Worker
+from simzoo.retrieval.corpus import Corpus
 from simzoo.retrieval.embedder import Embedder, check_inner_product, item_vectors
 from simzoo.retrieval.first_stages.first_stage import FirstStage
 from simzoo.retrieval.first_stages.vector_index import Flat, IndexKind
@@ -52,6 +54,8 @@ class Dense(FirstStage):
         self._similarity: LearnedSimilarity | None = None
         self._embedder: Embedder | None = None
         self._embedded: Sequence[Item] | None = None  # whose vectors of a checkpoint are kept
+        self._together: Path | None = None  # where workers encode them together
+        self._worker = ALONE
 
     @classmethod
     def of(cls, similarity: LearnedSimilarity, ann: IndexKind | None = None) -> Dense:
@@ -131,10 +135,18 @@ class Dense(FirstStage):
             self._embedder = self.corpus.embedder
         elif self.checkpoint is None or self._embedded is not self.corpus.items:
             items = self.corpus.items
-            vectors = item_vectors(self.similarity, items, self.store)
+            vectors = item_vectors(self.similarity, items, self.store or self._together, self._worker)
             index, exact = self.ann.build(vectors), isinstance(self.ann, Flat)
             self._embedder = Embedder(self.similarity, vectors, index, exact, self.asks)
             self._embedded = items
+
+    def index_together(self, corpus: Corpus, folder: Path, worker: Worker) -> None:
+        """See `FirstStage.index_together`: each encodes some of the items. Without a ``store`` they use the folder."""
+        self._together, self._worker = None if worker.alone else folder, worker
+        try:
+            self.index(corpus)
+        finally:
+            self._together, self._worker = None, ALONE
 
     def grow(self, start: int) -> None:
         """Encodes the new items only; of a flat index the results are those of indexing everything at once.

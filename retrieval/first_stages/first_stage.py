@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from simzoo.core.records import Query
+from simzoo.core.shards import Worker
 from simzoo.retrieval.corpus import Corpus
 from simzoo.retrieval.topk import Rows, Scores, padded, top_columns
 
@@ -59,6 +61,16 @@ class FirstStage(ABC):
         except BaseException:
             self._corpus = None
             raise
+
+    def index_together(self, corpus: Corpus, folder: Path, worker: Worker) -> None:
+        """`index`, by several workers of which each needs the whole index. Here each does all of the work.
+
+        Args:
+            corpus: the items.
+            folder: where they may put what they make together.
+            worker: which of them this process is.
+        """
+        self.index(corpus)
 
     def extend(self, corpus: Corpus, start: int) -> None:
         """The corpus has grown, its rows from ``start`` on are new; or others were removed since: see `grow`.

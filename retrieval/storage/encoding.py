@@ -13,6 +13,7 @@ import torch
 from simzoo.core.progress import progress
 from simzoo.core.records import Item, Query
 from simzoo.core.reps import Reps, concat, to_device
+from simzoo.core.shards import ALONE, Worker
 from simzoo.retrieval.storage.representations import Encode, RepresentationStore
 
 if TYPE_CHECKING:
@@ -27,7 +28,11 @@ def encode_queries(similarity: LearnedSimilarity, queries: Sequence[Query]) -> R
 
 
 def encode_items(
-    similarity: LearnedSimilarity, items: Sequence[Item], store: Path | None = None, checkpoint: str = ""
+    similarity: LearnedSimilarity,
+    items: Sequence[Item],
+    store: Path | None = None,
+    checkpoint: str = "",
+    worker: Worker = ALONE,
 ) -> Reps:
     """Representations of all items, on the CPU.
 
@@ -36,11 +41,12 @@ def encode_items(
         items: N items.
         store: a folder that keeps them; encoding goes on where it was, and is not done again.
         checkpoint: what makes the representations, for the store: sha256 of the weights and the like.
+        worker: which of several workers this process is, who fill the store together; without one each encodes all.
     """
     encode = _encoder(similarity, similarity.collate_items, similarity.encode_items)
     if store is None:
         return _encode(encode, items, "items")
-    return RepresentationStore(store, items, checkpoint, BLOCK).build(encode, f"encoding {len(items):,} items")
+    return RepresentationStore(store, items, checkpoint, BLOCK).build(encode, f"encoding {len(items):,} items", worker)
 
 
 def _encoder(similarity: LearnedSimilarity, collate: Callable[[Any], Reps], encode: Callable[[Reps], Reps]) -> Encode:

@@ -19,6 +19,7 @@ from simzoo.core.files import read_object, remove_scratch, replacing, reserve
 from simzoo.core.locks import InUse, left_over, locked
 from simzoo.core.progress import progress
 from simzoo.core.records import DataError
+from simzoo.core.shards import ALONE, Shards, Worker, writing
 from simzoo.retrieval.storage.checksums import check, described
 
 __all__ = ["GraphConfig", "build_graph", "load_graph"]
@@ -48,12 +49,13 @@ class GraphConfig:
             raise ValueError(f"degree is the number of an item's neighbours, at least 1; got {self.degree}")
 
 
-def build_graph(vectors: NDArray[np.float32], config: GraphConfig) -> Neighbors:
+def build_graph(vectors: NDArray[np.float32], config: GraphConfig, worker: Worker = ALONE) -> Neighbors:
     """The exact nearest neighbours of every item, itself not among them, nearest first.
 
     Args:
         vectors: (N, d).
         config: how, and where it is kept.
+        worker: which of several workers this process is, who build blocks of it in turn; they need a folder.
 
     Returns:
         (N, degree) int32 rows, memory-mapped where the graph has a folder.
@@ -76,7 +78,7 @@ def build_graph(vectors: NDArray[np.float32], config: GraphConfig) -> Neighbors:
         search = _search(vectors, config.metric)
         parts = [_block(search, vectors, start, degree) for start in progress(starts, "building the graph")]
         return np.concatenate(parts)
-    return _build_on_disk(vectors, config, config.folder, degree)
+    return _build_on_disk(vectors, config, config.folder, degree, worker)
 
 
 def load_graph(folder: Path, num_items: int) -> Neighbors:
@@ -105,7 +107,9 @@ def load_graph(folder: Path, num_items: int) -> Neighbors:
     return neighbors
 
 
-def _build_on_disk(vectors: NDArray[np.float32], config: GraphConfig, folder: Path, degree: int) -> Neighbors:
+def _build_on_disk(
+    vectors: NDArray[np.float32], config: GraphConfig, folder: Path, degree: int, worker: Worker
+) -> Neighbors:
     identity = {
         "vectors": hashlib.sha256(vectors.data).hexdigest(),
         "degree": degree,
@@ -113,22 +117,28 @@ def _build_on_disk(vectors: NDArray[np.float32], config: GraphConfig, folder: Pa
         "block": BLOCK,
     }
     starts = range(0, len(vectors), BLOCK)
-    paths = {start: folder / f"block-{start:010d}.npy" for start in starts}
+    paths = [folder / f"block-{start:010d}.npy" for start in starts]
     if (folder / SUMS).exists():
         _claim(folder, identity)
         with suppress(InUse, PermissionError):  # whoever has it cleans up; who may not write need not
-            _clean(folder, paths.values())
+            _clean(folder, paths)
         return load_graph(folder, len(vectors))
-    with locked(folder):
+    with writing(folder, worker):
         _claim(folder, identity)
         if not (folder / SUMS).exists():
-            missing = [start for start in starts if not paths[start].exists()]
+            shards = Shards(folder, paths, worker, folder / SUMS)
             search = _search(vectors, config.metric)
-            for start in progress(missing, "building the graph"):
-                with replacing(paths[start]) as file:
-                    np.save(file, _block(search, vectors, start, degree))
-            _join(folder, list(paths.values()), (len(vectors), degree))
-    _clean(folder, paths.values())
+
+            def block(number: int) -> None:
+                with replacing(paths[number]) as file:
+                    np.save(file, _block(search, vectors, starts[number], degree))
+
+            shards.make(block, "building the graph")
+            shards.finish(lambda: _join(folder, paths, (len(vectors), degree)))
+            if worker.first:
+                shards.clean()
+    if worker.first:
+        _clean(folder, paths)
     return load_graph(folder, len(vectors))
 
 

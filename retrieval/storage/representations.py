@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from simzoo.core.files import read_object, remove_scratch, replacing, reserve
 from simzoo.core.locks import InUse, left_over, locked
-from simzoo.core.progress import progress
 from simzoo.core.records import DataError
 from simzoo.core.reps import Ragged, Reps, num_rows
+from simzoo.core.shards import ALONE, Shards, Worker, writing
 from simzoo.retrieval.storage.checksums import check, described
 
 Encode = Callable[[Sequence[Sequence[Any]]], Iterator[Reps]]
@@ -57,12 +57,13 @@ class RepresentationStore:
         self.block = block
         self.identity = {"format": 2, "records": records_sha256(records), "checkpoint": checkpoint, "block": block}
 
-    def build(self, encode: Encode, description: str) -> Reps:
+    def build(self, encode: Encode, description: str, worker: Worker = ALONE) -> Reps:
         """Encodes what is missing and opens the store.
 
         Args:
             encode: blocks of records to their representations, on the CPU, one after the other.
             description: what the progress bar calls it.
+            worker: which of several workers this process is, who encode one block each in turn.
 
         Raises:
             DataError: the folder holds representations of other records or of another checkpoint, or is damaged.
@@ -75,16 +76,25 @@ class RepresentationStore:
             with suppress(InUse, PermissionError):  # whoever has it cleans up; who may not write need not
                 self._clean(starts)
             return self.open()
-        with locked(self.folder):
+        with writing(self.folder, worker):
             self._claim()
-            missing = [start for start in starts if not self._path(start).exists()]
             if not self._finished():
-                encoded = encode([self.records[start : start + self.block] for start in missing])
-                for start in progress(missing, description):
-                    self._write(start, next(encoded))
-                self._join(starts)
-        self._clean(starts)
+                self._make(encode, starts, description, worker)
+        if worker.first:
+            self._clean(starts)
         return self.open()
+
+    def _make(self, encode: Encode, starts: range, description: str, worker: Worker) -> None:
+        shards = Shards(self.folder, [self._path(start) for start in starts], worker, self.folder / "parts.json")
+        blocks = [self.records[start : start + self.block] for start in starts]
+        if worker.alone:  # it knows what comes next, and tokenises it meanwhile
+            encoded = encode([block for block, path in zip(blocks, shards.paths, strict=True) if not path.exists()])
+            shards.make(lambda number: self._write(starts[number], next(encoded)), description)
+        else:
+            shards.make(lambda number: self._write(starts[number], next(encode([blocks[number]]))), description)
+        shards.finish(lambda: self._join(starts))
+        if worker.first:
+            shards.clean()
 
     def open(self) -> Reps:
         """The representations, memory-mapped.

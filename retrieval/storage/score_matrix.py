@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,12 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from simzoo.core.files import read_object, remove_scratch, replacing
-from simzoo.core.locks import locked
-from simzoo.core.progress import progress
+from simzoo.core.files import read_object, replacing
 from simzoo.core.records import Collection, DataError, Query
+from simzoo.core.shards import ALONE, Shards, Worker, writing
 from simzoo.retrieval.scorer import Scorer
+
+ScorerOf = Callable[[Sequence[Query]], Scorer]
 
 
 @dataclass(frozen=True)
@@ -90,14 +92,38 @@ class ScoreMatrix:
 
 
 def build_matrix(
-    scorer_of: Callable[[Sequence[Query]], Scorer],
+    scorer_of: ScorerOf,
     collection: Collection,
     query_rows: NDArray[np.int64],
     checkpoint: str,
     folder: Path,
     query_block: int = 8,
     item_block: int = 2048,
+    worker: Worker = ALONE,
 ) -> ScoreMatrix:
+    """Scores every query of ``query_rows`` with every item, in shards under ``folder``, and reads them.
+
+    Args and errors as for `score_shards`.
+    """
+    places = score_shards(scorer_of, collection, query_rows, checkpoint, folder, query_block, item_block, worker)
+    scores = np.empty((len(query_rows), len(collection.items)), dtype=np.float32)
+    for path, (queries, items) in places.items():
+        place = scores[queries, items]
+        place[:] = _shard(path, place.shape)
+    ids = tuple(collection.queries[row].id for row in query_rows)
+    return ScoreMatrix(ids, scores, collection.fingerprint, checkpoint)
+
+
+def score_shards(
+    scorer_of: ScorerOf,
+    collection: Collection,
+    query_rows: NDArray[np.int64],
+    checkpoint: str,
+    folder: Path,
+    query_block: int = 8,
+    item_block: int = 2048,
+    worker: Worker = ALONE,
+) -> dict[Path, tuple[slice, slice]]:
     """Scores every query of ``query_rows`` with every item, in shards under ``folder``.
 
     Each shard is written under another name and then renamed, so that a run that is killed at any moment goes on where
@@ -111,51 +137,47 @@ def build_matrix(
         folder: of the shards.
         query_block: queries a shard.
         item_block: items a shard.
+        worker: which of several workers this process is, who score one shard each in turn.
+
+    Returns:
+        Of each shard the rows and columns of the matrix.
 
     Raises:
         DataError: ``folder`` holds shards of other data, another checkpoint or other blocks, or one that is damaged.
         InUse: another process makes them.
     """
-    query_ids = [collection.queries[row].id for row in query_rows]
+    queries, num_items = [collection.queries[row] for row in query_rows], len(collection.items)
     manifest = {
-        "query_ids": query_ids,
+        "query_ids": [query.id for query in queries],
         "fingerprint": collection.fingerprint,
         "checkpoint": checkpoint,
         "blocks": [query_block, item_block],
     }
-    with locked(folder):
-        _claim(folder, manifest)
-        remove_scratch(folder)
-        scores = _scored(scorer_of, collection, query_rows, folder, query_block, item_block)
-    return ScoreMatrix(tuple(query_ids), scores, collection.fingerprint, checkpoint)
+    places = {
+        folder / f"{q:06d}-{i:09d}.npy": (
+            slice(q, min(q + query_block, len(queries))),
+            slice(i, min(i + item_block, num_items)),
+        )
+        for q in range(0, len(queries), query_block)
+        for i in range(0, num_items, item_block)
+    }
+    shards = Shards(folder, list(places), worker)
+    scorer = lru_cache(1)(lambda start: scorer_of(queries[start : start + query_block]))
 
-
-def _scored(
-    scorer_of: Callable[[Sequence[Query]], Scorer],
-    collection: Collection,
-    query_rows: NDArray[np.int64],
-    folder: Path,
-    query_block: int,
-    item_block: int,
-) -> NDArray[np.float32]:
-    """All scores, of which the shards that are missing are made."""
-    num_items = len(collection.items)
-    blocks = [(q, i) for q in range(0, len(query_rows), query_block) for i in range(0, num_items, item_block)]
-    scorer, begun = None, -1  # over the queries from this place on
-    for q, i in progress(blocks, f"scoring {len(query_rows):,} queries x {num_items:,} items"):
-        path = folder / f"{q:06d}-{i:09d}.npy"
-        if path.exists():
-            continue
-        if scorer is None or begun != q:
-            scorer, begun = scorer_of([collection.queries[row] for row in query_rows[q : q + query_block]]), q
-        shard = scorer.score_items(np.arange(i, min(i + item_block, num_items)))
+    def score(number: int) -> None:
+        path = shards.paths[number]
+        rows, columns = places[path]
+        shard = scorer(rows.start).score_items(np.arange(columns.start, columns.stop))
         with replacing(path) as file:
             np.save(file, shard)
-    scores = np.empty((len(query_rows), num_items), dtype=np.float32)
-    for q, i in blocks:
-        place = scores[q : q + query_block, i : i + item_block]
-        place[:] = _shard(folder / f"{q:06d}-{i:09d}.npy", place.shape)
-    return scores
+
+    with writing(folder, worker):
+        _claim(folder, manifest)
+        shards.make(score, f"scoring {len(queries):,} queries x {num_items:,} items")
+        if worker.first:
+            shards.check()
+            shards.clean()
+    return places
 
 
 def _shard(path: Path, shape: tuple[int, ...]) -> NDArray[np.float32]:
