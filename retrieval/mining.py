@@ -33,7 +33,7 @@ from simzoo.retrieval.judge import SimilarityJudge
 from simzoo.retrieval.mined import found_of, mine, mine_shards, read, with_golds
 from simzoo.retrieval.topk import Rows, Scores, top_columns
 
-__all__ = ["MineCandidates", "OfAll", "OfMined", "Teacher", "mine"]
+__all__ = ["MineCandidates", "OfAll", "OfMined", "Teacher"]
 
 BLOCK = 256  # queries whose candidates a teacher scores at once
 
