@@ -27,7 +27,7 @@ from simzoo.retrieval.corpus import Corpus
 from simzoo.retrieval.evaluation import evaluate
 from simzoo.retrieval.first_stages.offered import Given
 from simzoo.retrieval.judge import MatrixJudge
-from simzoo.retrieval.mining import mine
+from simzoo.retrieval.mined import mine
 from simzoo.retrieval.results.examples import Example
 from simzoo.retrieval.results.run_files import read_trec, write_trec
 from simzoo.retrieval.searchers.exact import Rerank

@@ -22,8 +22,8 @@ from simzoo.retrieval import mining
 from simzoo.retrieval.first_stages.dense import Dense
 from simzoo.retrieval.first_stages.first_stage import FirstStage
 from simzoo.retrieval.first_stages.lexical import BM25
-from simzoo.retrieval.mined import joined
-from simzoo.retrieval.mining import MineCandidates, mine
+from simzoo.retrieval.mined import joined, mine
+from simzoo.retrieval.mining import MineCandidates
 from tests.toy import toy, toy_collection
 
 

@@ -37,7 +37,7 @@ from simzoo.models.parts.packing import recomputing
 from simzoo.models.parts.tiny import tiny_backbone
 from simzoo.models.similarity import LearnedSimilarity
 from simzoo.retrieval.first_stages.lexical import BM25
-from simzoo.retrieval.mining import mine, with_golds
+from simzoo.retrieval.mined import mine, with_golds
 from tests.ports import free_port
 from tests.test_similarities import registered
 from tests.toy import toy_collection

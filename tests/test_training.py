@@ -26,7 +26,8 @@ from simzoo.models.formats import load, save
 from simzoo.models.similarity import LearnedSimilarity
 from simzoo.models.training import Optimization
 from simzoo.retrieval.first_stages.lexical import BM25
-from simzoo.retrieval.mining import MineCandidates, OfMined, mine
+from simzoo.retrieval.mined import mine
+from simzoo.retrieval.mining import MineCandidates, OfMined
 from tests.toy import toy, toy_collection
 
 ROOT = Path(__file__).parents[1]
