@@ -126,15 +126,15 @@ def main() -> None:
     for path in options.checkpoints:
         model = load(path, fastest_device())
         scores = [world.scores(model, options.out) for world in tested]
-        found[path.name] = pooled(tested, list(scores))
+        found[str(path)] = pooled(tested, list(scores))
         if dev:
             on_dev = [world.scores(model, options.out) for world in dev]
             means = {multiple: pooled(dev, summed(dev, on_dev, multiple))["nDCG@10"].mean() for multiple in MULTIPLES}
             alone = pooled(dev, [world.cosines for world in dev])["nDCG@10"].mean()
             told = ", ".join(f"{multiple:g}: {mean:.3f}" for multiple, mean in means.items())
-            print(f"{path.name}, nDCG@10 on dev worlds by multiple of the cosine: {told}; the cosine alone {alone:.3f}")
+            print(f"{path}, nDCG@10 on dev worlds by multiple of the cosine: {told}; the cosine alone {alone:.3f}")
             best = max(means, key=lambda multiple: means[multiple])
-            found[f"{path.name} + {best:g} x cosine"] = pooled(tested, summed(tested, scores, best))
+            found[f"{path} + {best:g} x cosine"] = pooled(tested, summed(tested, scores, best))
     p = holm([paired_randomization(values["nDCG@10"], base["nDCG@10"]) for values in found.values()])
     print(f"\n| over wordnet-de's first {DEPTH} | {' | '.join(METRICS)} | nDCG@10 less wordnet-de's | p |")
     print(f"|{'---|' * (len(METRICS) + 3)}")
