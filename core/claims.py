@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from simzoo.core.locks import keep, release
+from simzoo.core.locks import is_at, keep, release
 from simzoo.core.progress import say
 
 if sys.platform != "win32":
@@ -75,7 +75,7 @@ class Claims:
             return None
         had = owner(path)
         if sys.platform != "win32" and had.get("host") == socket.gethostname():
-            if _lock(descriptor) and _is_at(descriptor, path):
+            if _lock(descriptor) and is_at(descriptor, path):
                 say(f"{path.stem}: taken over from process {had.get('pid')}, which has ended")
                 _sign(descriptor)
                 return descriptor
@@ -122,13 +122,6 @@ def _lock(descriptor: int) -> bool:
     except BlockingIOError:
         return False
     return True
-
-
-def _is_at(descriptor: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(descriptor), path.stat())
-    except FileNotFoundError:
-        return False
 
 
 def _beat(descriptor: int, ended: threading.Event) -> None:

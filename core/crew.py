@@ -36,7 +36,7 @@ class Crew:
     Raises:
         ValueError: fewer than one, or another number than torchrun started.
 
-    Example:
+    Examples:
         >>> Crew().run(lambda word, worker: f"{word} by {worker.rank + 1} of {worker.workers}", {"word": "done"})
         'done by 1 of 1'
     """

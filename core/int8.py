@@ -23,7 +23,7 @@ def rounded(rows: Tensor) -> tuple[Tensor, Tensor]:
         (N, d) uint8, whole numbers with `ZERO` added, and steps (N, 1): a row is about its numbers times its step, off
         by half a step.
 
-    Example:
+    Examples:
         >>> values, steps = rounded(torch.tensor([[0.5, -1.0], [0.0, 0.0]]))
         >>> (values.int() - ZERO).tolist(), round(float(steps[0, 0]), 4)
         ([[64, -127], [0, 0]], 0.0079)
@@ -44,7 +44,7 @@ class Int8Matrix:
         values: (out, in) uint8, as `rounded` gives them.
         steps: (out,) that each column of the product is multiplied with; None: 1.
 
-    Example:
+    Examples:
         >>> two = torch.tensor([[1, 2], [3, -4]]) + ZERO
         >>> Int8Matrix(two.to(torch.uint8))(two[:1].to(torch.uint8))
         tensor([[ 5., -5.]])

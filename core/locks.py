@@ -70,7 +70,7 @@ def release(descriptor: int, path: Path) -> None:
     """Lets go of the lock file at ``path``, and removes it while it is held; nothing where a fork of its owner asks."""
     if descriptor in _kept:
         _kept.remove(descriptor)
-        if _is_at(descriptor, path):
+        if is_at(descriptor, path):
             path.unlink(missing_ok=True)
         os.close(descriptor)
 
@@ -98,7 +98,7 @@ def _taken(path: Path) -> int:
             raise
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is_at(descriptor, path):
+            if is_at(descriptor, path):
                 _refuse_other_hosts(descriptor, path)
                 return descriptor
         except BlockingIOError:
@@ -115,7 +115,8 @@ def _taken(path: Path) -> int:
         os.close(descriptor)  # its owner removed it between our opening and our locking
 
 
-def _is_at(descriptor: int, path: Path) -> bool:
+def is_at(descriptor: int, path: Path) -> bool:
+    """Whether an open file is still the one of that name."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:

@@ -35,7 +35,7 @@ class Worker:
         rank: its number, from 0.
         workers: how many they are.
 
-    Example:
+    Examples:
         >>> Worker().alone, Worker(1, 4).first
         (True, False)
     """

@@ -43,7 +43,7 @@ class MTEBModel:
     Raises:
         ValueError: the engine holds items, or the name has no organisation.
 
-    Example:
+    Examples:
         >>> from simzoo import Engine, MTEBModel
         >>> words = Engine(lambda pairs: [len(set(a.split()) & set(b.split())) for a, b in pairs])
         >>> model = MTEBModel(words, "me/shared-words")

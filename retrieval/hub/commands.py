@@ -6,13 +6,12 @@ import json
 import shutil
 from argparse import ArgumentParser
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from simzoo.core.files import copy_folder
 from simzoo.core.hub import (
     MANIFEST,
-    HubError,
     check_links,
     checkpoint_files,
     explained,
@@ -53,24 +52,9 @@ def push(
     Returns:
         The address of the commit; empty after a dry run.
     """
-    from simzoo.retrieval.hub.push import carry_out, of_earlier_push, plan_push
+    from simzoo.retrieval.hub.push import plan_push, publish
 
-    plan = plan_push(checkpoint, repo, public, include_index or ())
-    try:
-        published = of_earlier_push(plan.repo, plan.branch)
-    except HubError as error:
-        if not dry_run:
-            raise
-        published = set()
-        print(f"what the commit would delete is not known: {error}")
-    plan = replace(plan, stale=tuple(sorted(published - {file.name for file in plan.files})))
-    print(plan)
-    if dry_run:
-        print(f"\n{plan.card}")
-        return ""
-    address = carry_out(plan, message)
-    print(f"published: {address}")
-    return address
+    return publish(plan_push(checkpoint, repo, public, include_index or ()), dry_run, message)
 
 
 def push_index(

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from simzoo.core.files import copy_folder
-from simzoo.core.hub import HubError, checkpoint_files, parse_name
+from simzoo.core.hub import checkpoint_files, parse_name
 from simzoo.core.records import DataError
 from simzoo.core.released import released
 from simzoo.models.formats import load
@@ -20,7 +19,7 @@ from simzoo.models.formats import save as save_model
 from simzoo.retrieval.engine import Engine
 from simzoo.retrieval.first_stages.vector_index import Flat
 from simzoo.retrieval.hub.leaks import leaks
-from simzoo.retrieval.hub.push import Plan, carry_out, made, manifest_of, of_earlier_push, upload
+from simzoo.retrieval.hub.push import Plan, made, manifest_of, publish, upload
 from simzoo.retrieval.index_folder import IndexFolder, Opened
 from simzoo.retrieval.storage.texts import COLUMN
 from simzoo.retrieval.stored_settings import MODELS, SETTINGS, settings_of
@@ -58,22 +57,7 @@ def push_index(
     with tempfile.TemporaryDirectory(prefix="simzoo-push-") as scratch:
         stage = Path(scratch) / "index"
         staged(index, stage, texts)
-        plan = _plan(stage, name, branch or "main", public, texts)
-        try:
-            published = of_earlier_push(name, plan.branch)
-        except HubError as error:
-            if not dry_run:
-                raise
-            published = set()
-            print(f"what the commit would delete is not known: {error}")
-        plan = replace(plan, stale=tuple(sorted(published - {file.name for file in plan.files})))
-        print(plan)
-        if dry_run:
-            print(f"\n{plan.card}")
-            return ""
-        address = carry_out(plan, message)
-    print(f"published: {address}")
-    return address
+        return publish(_plan(stage, name, branch or "main", public, texts), dry_run, message)
 
 
 def staged(index: Path, stage: Path, texts: bool) -> None:

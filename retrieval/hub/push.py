@@ -6,13 +6,14 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from simzoo.core.hub import (
     INDEX,
     MANIFEST,
+    HubError,
     check_links,
     checkpoint_files,
     explained,
@@ -159,6 +160,37 @@ def _head(repo: str, branch: str) -> Any:
         if error.response.status_code == 404:  # it may also stand for 401
             return None
         raise
+
+
+def publish(plan: Plan, dry_run: bool, message: str) -> str:
+    """Shows a plan, with what its commit would delete, and carries it out.
+
+    Args:
+        plan: as it was made.
+        dry_run: only show it, and the card.
+        message: of the commit.
+
+    Returns:
+        The address of the commit; empty after a dry run.
+
+    Raises:
+        HubError: the Hub does not take it.
+    """
+    try:
+        published = of_earlier_push(plan.repo, plan.branch)
+    except HubError as error:
+        if not dry_run:
+            raise
+        published = set()
+        print(f"what the commit would delete is not known: {error}")
+    plan = replace(plan, stale=tuple(sorted(published - {file.name for file in plan.files})))
+    print(plan)
+    if dry_run:
+        print(f"\n{plan.card}")
+        return ""
+    address = carry_out(plan, message)
+    print(f"published: {address}")
+    return address
 
 
 def carry_out(plan: Plan, message: str = "") -> str:

@@ -25,7 +25,7 @@ def p_mrr(original: NDArray[np.int64], changed: NDArray[np.int64]) -> float:
     Raises:
         ValueError: there are no ranks, or one below 1, or the shapes differ.
 
-    Example:
+    Examples:
         >>> p_mrr(np.array([1, 4]), np.array([2, 4]))  # one item falls from 1 to 2, one stays
         0.25
     """
@@ -51,7 +51,7 @@ def followed(items: Rows, collection: Collection, query_rows: Rows) -> NDArray[n
         (B,); NaN for a query that is no original one, whose changed one is not among the B, or in whose judgements
         nothing was changed.
 
-    Example:
+    Examples:
         >>> from simzoo import Collection, Item, Query
         >>> queries = [Query("1-og", "boats"), Query("1-changed", "boats, but not flat ones")]
         >>> texts = [Item("i0", "a flat boat"), Item("i1", "a ship")]

@@ -10,6 +10,7 @@ from simzoo.retrieval.first_stages.first_stage import FirstStage
 from simzoo.retrieval.first_stages.lexical import BM25
 from simzoo.retrieval.scorer import Scorer
 from simzoo.retrieval.searcher import Ranking, Searcher, Stopwatch
+from simzoo.retrieval.topk import Scores
 
 __all__ = ["Exact", "Rerank", "Retrieve"]
 
@@ -91,8 +92,12 @@ class Rerank(Searcher):
         with watch.step("first stage"):
             items, _ = self.first_stage.search(queries, self.affordable())
         with watch.step("scoring"):
-            scores = scorer.lists(items)
+            scores = self.rescored(scorer.lists(items))
         return self.ranked(scorer, items, scores, k)
+
+    def rescored(self, scores: Scores) -> Scores:
+        """Scores (B, K) of the first stage's items, in its order, by which they are ranked: the similarity's own."""
+        return scores
 
 
 class Retrieve(Searcher):

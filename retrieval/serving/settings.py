@@ -41,7 +41,7 @@ class ServerSettings:
     Raises:
         ValueError: a number below its least, or no token where others than this machine can reach the server.
 
-    Example:
+    Examples:
         >>> ServerSettings(max_k=100).host
         '127.0.0.1'
         >>> ServerSettings(host="0.0.0.0")

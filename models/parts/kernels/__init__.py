@@ -21,7 +21,7 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 def covered(*tensors: Tensor) -> bool:
     """Whether a kernel takes these: of one floating type, on a CUDA device, without gradients and autocast.
 
-    Example:
+    Examples:
         >>> covered(torch.zeros(2, 3))
         False
     """
